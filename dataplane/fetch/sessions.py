@@ -27,6 +27,7 @@ Kafka's rules, the partitions of all sessions together are limited. Source: KIP-
 """
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -326,7 +327,8 @@ class FetchSessions:
         self._finish_unawaited = finish_in_background
         self._random = random
         self._partitions_max = partitions_max
-        self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        # Least recently used first.
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._evictable: list[tuple[int, int]] = []  # (partitions, id), the smallest first
         self.partition_count = 0
         self.eviction_count = 0
@@ -436,7 +438,7 @@ class FetchSessions:
 
     def _touch(self, session: FetchSession, now_s: float) -> None:
         session.used_s = now_s
-        self._sessions[session.id] = self._sessions.pop(session.id)
+        self._sessions.move_to_end(session.id)
         if now_s - session.created_s > MIN_AGE_S:
             self._set_evictable(session, len(session.partitions))
 

@@ -19,7 +19,9 @@ one that no quota limits rather than one with a quota, then the one with the lea
 Plain state: `now` is monotonic seconds.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from dataplane.quotas.client_state import ClientShare
@@ -116,9 +118,11 @@ class AllowanceTable:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._allowances: dict[Sharers, Allowance] = {}  # added or checked first: first
+        # Added or checked first: first. (A dict would be slow: `_oldest` takes away its first ones,
+        # and each look for the first one of the others passes the places of all of those.)
+        self._allowances: OrderedDict[Sharers, Allowance] = OrderedDict()
         # The same, by the share that created them.
-        self._by_share: dict[ClientShare, dict[Sharers, Allowance]] = {}
+        self._by_share: dict[ClientShare, OrderedDict[Sharers, Allowance]] = {}
 
     def __len__(self) -> int:
         return len(self._allowances)
@@ -133,12 +137,12 @@ class AllowanceTable:
     def add(self, allowance: Allowance, now: float) -> None:
         """Add an allowance; it may displace another one."""
         self._forget_unused_of(self._allowances, now)
-        own = self._by_share.get(allowance.share, {})
+        own = self._by_share.get(allowance.share) or OrderedDict()
         if not self._has_room(len(own)):
             # A share without allowances is refused only by a full table.
             self._displace_one_of(own or self._allowances, now)
         self._allowances[allowance.sharers] = allowance
-        self._by_share.setdefault(allowance.share, {})[allowance.sharers] = allowance
+        self._by_share.setdefault(allowance.share, OrderedDict())[allowance.sharers] = allowance
 
     def forget(self, allowance: Allowance) -> None:
         """Remove an allowance of the table."""
@@ -157,22 +161,20 @@ class AllowanceTable:
             return count <= self._most
         return (own_count + 1) * SHARE <= self._most - count
 
-    def _forget_unused_of(self, allowances: dict[Sharers, Allowance], now: float) -> None:
+    def _forget_unused_of(self, allowances: OrderedDict[Sharers, Allowance], now: float) -> None:
         for one in _oldest(allowances):
             if one.is_unused(now):
                 self.forget(one)
 
-    def _displace_one_of(self, allowances: dict[Sharers, Allowance], now: float) -> None:
+    def _displace_one_of(self, allowances: OrderedDict[Sharers, Allowance], now: float) -> None:
         self.forget(
             min(_oldest(allowances), key=lambda one: (one.is_limited, one.window.total(now)))
         )
 
 
-def _oldest(allowances: dict[Sharers, Allowance]) -> list[Allowance]:
+def _oldest(allowances: OrderedDict[Sharers, Allowance]) -> list[Allowance]:
     """Return the oldest allowances, which become the newest."""
-    oldest: list[Allowance] = []
-    for _ in range(min(LOOKED_AT, len(allowances))):
-        sharers = next(iter(allowances))
-        allowances[sharers] = allowances.pop(sharers)
-        oldest.append(allowances[sharers])
+    oldest = list(islice(allowances.values(), LOOKED_AT))
+    for one in oldest:
+        allowances.move_to_end(one.sharers)
     return oldest

@@ -136,16 +136,14 @@ class RateQuotas:
         """Return the number of allowances in memory."""
         return len(self._allowances)
 
-    def use(
-        self, name: ClientName, amount: float, now: float, client: QuotaClient | None = None
-    ) -> float:
+    def use(self, name: ClientName, amount: float, now: float, client: QuotaClient) -> float:
         """Count `amount` units of the client. Return its throttle time in seconds, 0 if none.
 
-        Allowances that this creates are of the share of `client`.
+        Only this creates allowances in memory; they are of the share of `client`.
         """
         allowance = self._by_name.get(name)
         if allowance is None or allowance.is_forgotten:
-            allowance = self.allowance(name, client)
+            allowance = self._allowance(name, client)
             if allowance is None:
                 self._use_without_quota(name, amount, now, client)
                 return 0.0
@@ -154,7 +152,7 @@ class RateQuotas:
         return self._capped(delay_s) if delay_s else 0.0
 
     def _use_without_quota(
-        self, name: ClientName, amount: float, now: float, client: QuotaClient | None
+        self, name: ClientName, amount: float, now: float, client: QuotaClient
     ) -> None:
         counted = self._unlimited.get(name)
         if not counted or any(allowance.is_forgotten for allowance in counted):
@@ -172,22 +170,22 @@ class RateQuotas:
         name: ClientName,
         amount: float,
         now: float,
-        client: QuotaClient | None,
+        client: QuotaClient,
     ) -> Allowance:
         allowance = self._allowance_of(sharers, name, client)
         allowance.record(amount, now)  # at once: an unused one may be forgotten
         return allowance
 
-    def delay_s(self, name: ClientName, client: QuotaClient | None = None) -> float:
+    def delay_s(self, name: ClientName) -> float:
         """Return the throttle time in seconds of the client now, without counting any use."""
-        allowance = self.allowance(name, client)
+        allowance = self.seen(name)
         if allowance is None or allowance.quota >= allowance.window.within:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
 
     def delay_after_s(self, name: ClientName, amount: float) -> float:
         """Return the throttle time in seconds after `amount` more units, without counting them."""
-        allowance = self.allowance(name)
+        allowance = self.seen(name)
         if allowance is None:
             return 0.0
         return self._capped(allowance.window.delay_after_s(amount, allowance.quota, self.now()))
@@ -197,19 +195,30 @@ class RateQuotas:
 
     def window_units(self, name: ClientName) -> float | None:
         """Return the units that an idle client may use at once; None: not limited."""
-        allowance = self.allowance(name)
+        allowance = self.seen(name)
         return None if allowance is None else allowance.quota * allowance.window.least_s
 
-    def allowance(self, name: ClientName, client: QuotaClient | None = None) -> Allowance | None:
-        """Return the allowance of the client; None if it is not limited."""
+    def seen(self, name: ClientName) -> Allowance | None:
+        """Return the allowance of the client, to look at it; None if it is not limited.
+
+        One that is not in memory is new, and is not kept: it would be in no client's share.
+        """
         allowance = self._by_name.get(name)
         if allowance is not None and not allowance.is_forgotten:
             return allowance
-        return None if name in self._unlimited else self._resolve(name, client)
+        rule = self._limiting(name)
+        if rule is None:
+            return None
+        allowance = self._allowances.get(rule.sharers)
+        if allowance is None:
+            window = RateWindow(self._samples, self._sample_s)
+            allowance = Allowance(name, rule.sharers, ClientShare(name.principal, ""), window)
+        self._apply(rule, allowance)
+        return allowance
 
     def throttled(self, name: ClientName, seconds: float) -> None:
         """Record that the client is delayed by `seconds`."""
-        allowance = self.allowance(name)
+        allowance = self.seen(name)
         if allowance is not None:
             if allowance.throttles is None:
                 allowance.throttles = ThrottleStats(self._samples, self._sample_s)
@@ -224,7 +233,7 @@ class RateQuotas:
         now = self.now()
         for one in self._allowances:
             # Another quota, or none, may apply to that client by now.
-            if not one.is_unused(now) and self.allowance(one.name) is one:
+            if not one.is_unused(now) and self.seen(one.name) is one:
                 yield one
 
     def throttled_ever(self) -> Iterator[Allowance]:
@@ -253,27 +262,36 @@ class RateQuotas:
         self._by_name.clear()
         self._unlimited.clear()
 
-    def _resolve(self, name: ClientName, client: QuotaClient | None) -> Allowance | None:
+    def _allowance(self, name: ClientName, client: QuotaClient) -> Allowance | None:
+        """Return the allowance of the client, for use; None if it is not limited."""
+        rule = self._limiting(name)
+        if rule is None:
+            return None
+        allowance = self._allowance_of(rule.sharers, name, client)
+        self._apply(rule, allowance)
+        self._by_name[name] = allowance
+        return allowance
+
+    def _limiting(self, name: ClientName) -> Rule | None:
+        """Return the same as `rule`, and remember clients that are not limited."""
+        if name in self._unlimited:
+            return None
         if len(self._by_name) + len(self._unlimited) >= self._max_clients:
             self._forget_names()
         rule = self.rule(name)
         if rule is None:
             self._unlimited[name] = ()
-            return None
-        assert rule.value is not None
-        allowance = self._allowance_of(rule.sharers, name, client)
-        allowance.limit(rule.value, self.now())
-        self._by_name[name] = allowance
-        return allowance
+        return rule
 
-    def _allowance_of(
-        self, sharers: Sharers, name: ClientName, client: QuotaClient | None
-    ) -> Allowance:
+    def _apply(self, rule: Rule, allowance: Allowance) -> None:
+        assert rule.value is not None
+        allowance.limit(rule.value, self.now())
+
+    def _allowance_of(self, sharers: Sharers, name: ClientName, client: QuotaClient) -> Allowance:
         allowance = self._allowances.get(sharers)
         if allowance is None:
-            share = ClientShare(name.principal, "") if client is None else share_of(client)
             window = RateWindow(self._samples, self._sample_s)
-            allowance = Allowance(name, sharers, share, window)
+            allowance = Allowance(name, sharers, share_of(client), window)
             self._allowances.add(allowance, self.now())
         return allowance
 
@@ -458,7 +476,7 @@ class ClientQuotas:
         client.quota.granted = client.quota.credit = int(self._random.random() * (most + 1))
         may_bytes = MAX_CREDIT_BYTES
         for kind in (self.produce, self.observed.get(PRODUCER_BYTE_RATE)):
-            if kind is not None and (allowance := kind.allowance(name)) is not None:
+            if kind is not None and (allowance := kind.seen(name)) is not None:
                 may_bytes = min(may_bytes, int(allowance.quota * CREDIT_S))
         client.quota.granted_bytes = may_bytes
         client.quota.granted_in = self._change_count
@@ -483,7 +501,7 @@ class ClientQuotas:
         if self.fetch is None:
             return 0
         name = name_of(client, client_id)
-        if delay_s := self.fetch.delay_s(name, client):
+        if delay_s := self.fetch.delay_s(name):
             self._throttle(client, self.fetch, name, delay_s)
         return 0 if client.quota.mute is None else throttle_ms(client.quota.mute.seconds)
 

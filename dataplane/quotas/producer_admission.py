@@ -31,6 +31,7 @@ does not know that yet. The batch waits until the worker has the metadata of now
 Plain state: `now` is monotonic seconds.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -89,7 +90,8 @@ class ProducerAdmission:
         self.refused_count = 0  # batches of clients that had used up their share
         self.forged_count = 0  # batches with an id that is not given out
         self._monotonic = monotonic
-        self._shares: dict[ClientShare, _Share] = {}  # the one not used for longest first
+        # The one not used for longest first.
+        self._shares: OrderedDict[ClientShare, _Share] = OrderedDict()
         self._most = 0  # ids
         self._period_s = 1.0
         self.update(configs)

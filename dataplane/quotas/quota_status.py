@@ -79,7 +79,7 @@ class QuotaStatus:
         """Return the use of the client's allowance; None if the client is not limited."""
         name = ClientName(principal, client_id)
         for kind in self._quotas.kinds:
-            if kind.key == key and (allowance := kind.allowance(name)) is not None:
+            if kind.key == key and (allowance := kind.seen(name)) is not None:
                 return self._use(kind, allowance, name)
         return None
 

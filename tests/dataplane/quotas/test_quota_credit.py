@@ -62,7 +62,7 @@ class Story:
     def used(self, key: str = PRODUCER_BYTE_RATE, client_id: str = "pump") -> float:
         kind = self.quotas.produce if key == PRODUCER_BYTE_RATE else self.quotas.request
         assert kind is not None
-        allowance = kind.allowance(ClientName(self.client.principal, client_id))
+        allowance = kind.seen(ClientName(self.client.principal, client_id))
         assert allowance is not None
         return allowance.used
 

@@ -30,6 +30,7 @@ from wire.schema.codec import decode, encode
 
 WINDOW_S = 10.0  # the quota of this time may be used at once
 RECORD = bytes(10_000)
+STRANGER = Client(("192.0.2.1", 1), "PLAINTEXT")
 
 
 async def set_quota(
@@ -484,7 +485,7 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
         await set_quota(node, "producer_byte_rate", 1000)
         kind = node.worker.quotas.produce
         for number in range(1000):
-            kind.use(ClientName("User:u", f"stranger-{number}"), 1, kind.now())
+            kind.use(ClientName("User:u", f"stranger-{number}"), 1, kind.now(), STRANGER)
         assert len(kind) == 1000
         await trio.sleep(75)
         assert len(kind) == 0
@@ -492,7 +493,7 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
             "producer_byte_rate", kind._quotas, node.worker.clock, 11, 1.0, max_clients=50
         )
         for number in range(1000):
-            small.use(ClientName("User:u", f"stranger-{number}"), 1, small.now())
+            small.use(ClientName("User:u", f"stranger-{number}"), 1, small.now(), STRANGER)
             assert len(small) <= 50
 
     simulated(scenario)
@@ -510,12 +511,12 @@ def test_a_client_that_was_forgotten_shares_its_allowance_when_it_returns() -> N
             "producer_byte_rate", node.worker.quotas.produce._quotas, node.worker.clock, 11, 1.0
         )
         first, second = ClientName("User:u", "first"), ClientName("User:u", "second")
-        kind.use(first, 10, kind.now())
+        kind.use(first, 10, kind.now(), STRANGER)
         await trio.sleep(60)
-        kind.use(ClientName("User:stranger", "c"), 10, kind.now())
+        kind.use(ClientName("User:stranger", "c"), 10, kind.now(), STRANGER)
         assert len(kind) == 1
-        assert kind.use(first, 990, kind.now()) == 0
+        assert kind.use(first, 990, kind.now(), STRANGER) == 0
         assert first in [allowance.name for allowance in kind.in_use()]
-        assert kind.use(second, 990, kind.now()) > 0
+        assert kind.use(second, 990, kind.now(), STRANGER) > 0
 
     simulated(scenario)

@@ -8,7 +8,7 @@ import trio
 from dataplane.quotas.muting import ClientName
 from dataplane.quotas.quota_log import MOST_NAMED, QuotaLog
 from dataplane.quotas.quota_status import QuotaStatus
-from tests.dataplane.quotas.test_quota_enforcement import send, set_quota, topic
+from tests.dataplane.quotas.test_quota_enforcement import STRANGER, send, set_quota, topic
 from tests.dataplane.serving import Simulated, batch_of, simulated
 from wire.messages.fetch import FetchRequest
 from wire.protocol.apis import ApiKey
@@ -100,7 +100,7 @@ def test_a_report_names_those_who_waited_longest_on_one_line() -> None:
         assert reports.line() is None
         for number in range(MOST_NAMED + 5):
             name = ClientName("User:ANONYMOUS", f"client {number}\n")
-            quotas.produce.use(name, 1, quotas.produce.now())
+            quotas.produce.use(name, 1, quotas.produce.now(), STRANGER)
             quotas.produce.throttled(name, number + 1.0)
         line = reports.line()
         assert line is not None

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from random import Random
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dataplane.quotas.allowance_table import Allowance, AllowanceTable
 from dataplane.quotas.client_quota_manager import CREDIT_S, KEPT_S, ClientQuotas
 from dataplane.quotas.client_state import ClientShare
 from dataplane.quotas.muting import ClientName
+from dataplane.quotas.quota_status import QuotaStatus
 from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.metadata.image import MetadataImage
@@ -173,6 +175,67 @@ async def test_clients_with_invented_names_displace_their_own_counts() -> None:
     assert kind is not None
     assert len(kind) <= 51
     assert story.quotas.answering(victim, "pump", 100_000) == 2000
+
+
+@played
+async def test_small_requests_before_the_first_produce_leave_a_client_its_share() -> None:
+    """Requests without records come first: a grant of credit looks at the quota of the producer."""
+    story = Story(max_clients=100)
+    await story.set_quota(50_000.0, (EntityPart(CLIENT_ID, None),))
+    victim = Client(("198.51.100.1", 1), "PLAINTEXT")
+    kind = story.quotas.produce
+    assert kind is not None
+
+    def ask(client: Client, client_id: str) -> None:
+        for _ in range(3):
+            story.time.now += CREDIT_S / 20
+            assert story.quotas.answering(client, client_id, 0) == 0
+        client.quota.credit = client.quota.granted = 0
+
+    ask(victim, "pump")
+    assert story.quotas.answering(victim, "pump", 500_000) == 0
+    for number in range(200):
+        ask(story.client, f"invented-{number}")
+        story.send(500_000, f"invented-{number}")
+    assert len(kind) <= 51
+    assert story.quotas.answering(victim, "pump", 100_000) > 0
+
+
+@played
+async def test_looking_at_use_creates_no_allowance() -> None:
+    story, name = Story(), ClientName("User:ANONYMOUS", "pump")
+    for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE):
+        await story.set_quota(50_000.0, key=key)
+    status = QuotaStatus(story.quotas)
+    use = status.use(PRODUCER_BYTE_RATE, *name)
+    assert use is not None
+    assert (use.quota, use.used) == (50_000.0, 0)
+    assert status.delay_after_s(PRODUCER_BYTE_RATE, *name, 600_000) == pytest.approx(2.0)
+    assert story.quotas.fetch_bytes(story.client, "pump") == 500_000
+    assert story.quotas.may_fetch(story.client, "pump") == 0
+    assert [len(kind) for kind in story.quotas.kinds] == [0, 0]
+
+
+def test_a_new_allowance_costs_the_same_in_a_large_table() -> None:
+    """CPU time of this thread: the oldest ones are found without a look at all others."""
+
+    def spent_s(count: int) -> float:
+        table, share = AllowanceTable(10 * count), ClientShare("User:u", "192.0.2.1")
+
+        def add(number: int) -> None:
+            name = ClientName("User:u", f"{number}")
+            allowance = Allowance(name, Sharers(None, name.client_id), share, RateWindow())
+            allowance.record(1, 0.0)
+            table.add(allowance, 0.0)
+
+        for number in range(count):
+            add(number)
+        began = thread_time()
+        for number in range(count, count + 1000):
+            add(number)
+        return thread_time() - began
+
+    assert spent_s(85_000) < 5 * spent_s(1000)
 
 
 @played
