@@ -9,7 +9,9 @@ delayed only by its own limit, not by that of the worker.
 Plain state.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dataplane.quotas.rate_window import RateWindow
@@ -65,7 +67,7 @@ class ConnectionRates:
         self._samples = configs.integer("quota.window.num")
         self._sample_s = float(configs.integer("quota.window.size.seconds"))
         self._quotas = quotas
-        self._per_ip: dict[str, RateWindow] = {}
+        self._per_ip: OrderedDict[str, RateWindow] = OrderedDict()  # with a fast first one
         self._all = _SharedRates(self._window())
         self._by_listener: dict[str, _SharedRates] = {}
         self._configs = configs
@@ -158,11 +160,11 @@ class ConnectionRates:
         An address without a quota is not forgotten early: its quota may be set again.
         """
         in_use: list[tuple[float, str]] = []
-        for _ in range(min(LOOKED_AT, len(self._per_ip))):
-            ip = next(iter(self._per_ip))
-            window = self._per_ip.pop(ip)
-            if not window.is_unused(self.quota(ip) or 0.0, now):
-                self._per_ip[ip] = window
+        for ip, window in list(islice(self._per_ip.items(), LOOKED_AT)):
+            if window.is_unused(self.quota(ip), now):
+                del self._per_ip[ip]
+            else:
+                self._per_ip.move_to_end(ip)
                 in_use.append((window.total(now), ip))
         if len(self._per_ip) >= MAX_ADDRESSES:
             del self._per_ip[min(in_use)[1]]

@@ -148,9 +148,14 @@ class RateWindow:
         self._level = max(0.0, self._level - quota * (now - self._leaked_at))
         self._leaked_at = now
 
-    def is_unused(self, quota: float, now: float) -> bool:
-        """Return whether no earlier use counts, so that the window can be forgotten."""
+    def is_unused(self, quota: float | None, now: float) -> bool:
+        """Return whether no earlier use counts, so that the window can be forgotten.
+
+        Without a quota the samples decide: the bucket does not leak, but has had their time for it.
+        """
         self._forget(now)
+        if quota is None:
+            return not self._starts
         self._leak(quota, now)
         return not self._starts and not self._level
 

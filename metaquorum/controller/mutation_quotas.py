@@ -13,8 +13,10 @@ throttled until the debt is paid.
 No I/O and no clock: `now` is monotonic seconds.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
+from itertools import islice
 from typing import Final
 
 from metaquorum.controller.quota_changes import CONTROLLER_MUTATION_RATE
@@ -85,7 +87,7 @@ class TokenBucket:
     def missing_s(self, now: float) -> float:
         """Return the seconds until the bucket is full by its last known quota."""
         self._fill(self._quota, now)
-        return self._burst_s - self._tokens / self._quota
+        return (self._quota * self._burst_s - self._tokens) / self._quota  # 0 exactly if it is full
 
     def _fill(self, quota: float, now: float) -> None:
         self._tokens = min(
@@ -101,7 +103,7 @@ class MutationQuotas:
     def __init__(self, samples: int, sample_s: float) -> None:
         self._samples = samples
         self._sample_s = sample_s
-        self._buckets: dict[Sharers, TokenBucket] = {}
+        self._buckets: OrderedDict[Sharers, TokenBucket] = OrderedDict()  # with a fast first one
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -186,11 +188,11 @@ class MutationQuotas:
         So a client with invented client ids does not rid others, or itself, of their debts.
         """
         used: list[tuple[float, Sharers]] = []
-        for _ in range(min(LOOKED_AT, len(self._buckets))):
-            oldest = next(iter(self._buckets))
-            bucket = self._buckets.pop(oldest)
-            if not bucket.is_full(now):
-                self._buckets[oldest] = bucket
+        for oldest, bucket in list(islice(self._buckets.items(), LOOKED_AT)):
+            if bucket.is_full(now):
+                del self._buckets[oldest]
+            else:
+                self._buckets.move_to_end(oldest)
                 used.append((bucket.missing_s(now), oldest))
         if len(self._buckets) >= MAX_BUCKETS:
             del self._buckets[min(used, key=lambda one: one[0])[1]]

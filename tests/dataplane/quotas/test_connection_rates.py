@@ -218,3 +218,21 @@ def test_connections_before_a_limit_count_when_it_is_set() -> None:
         assert node.worker.quotas.connections.pause_s("PLAINTEXT") > 0
 
     simulated(scenario)
+
+
+def test_addresses_whose_quota_was_removed_are_forgotten() -> None:
+    async def scenario(node: Simulated) -> None:
+        rates = node.worker.quotas.connections
+        await set_rate(node, 5.0)
+        for number in range(20):
+            assert rates.refusal_s(f"192.0.2.{number}") == 0
+        await set_rate(node, None)
+        await trio.sleep(60)
+        ip = EntityPart(IP, "198.51.100.1")
+        change = QuotaChange((ip,), [QuotaOp("connection_creation_rate", 5.0)])
+        await change_quotas(node.worker.controller_client, change)
+        for _ in range(20 // connection_rates.LOOKED_AT + 1):
+            rates._forget_some(node.worker.clock.monotonic())
+        assert len(rates) == 0
+
+    simulated(scenario)

@@ -3,7 +3,7 @@
 import pytest
 
 from metaquorum.controller import mutation_quotas
-from metaquorum.controller.mutation_quotas import MutationQuotas
+from metaquorum.controller.mutation_quotas import MutationQuotas, TokenBucket
 from metaquorum.metadata.quota_lookup import (
     CONTROLLER_MUTATION_RATE,
     QuotaEntity,
@@ -34,3 +34,12 @@ def test_a_debt_remains_when_the_quota_is_removed_and_set_again() -> None:
     assert quotas.take(QUOTAS, "u", "c", [1000], 0.0, is_strict=True).count == 1
     assert quotas.take({}, "u", "c", [1000], 1.0, is_strict=True).count == 1
     assert quotas.take(QUOTAS, "u", "c", [1], 2.0, is_strict=True).throttle_s == 987.0
+
+
+def test_a_bucket_that_nobody_uses_becomes_full_with_any_quota() -> None:
+    """A product of floats that is divided again need not be the same."""
+    for thirds in range(1, 3000):
+        bucket = TokenBucket(thirds / 3, 0.0, 11, 1.0)
+        bucket.take(5, thirds / 3, 0.0)
+        assert not bucket.is_full(0.0)
+        assert bucket.is_full(1000.0), thirds
