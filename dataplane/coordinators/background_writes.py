@@ -6,6 +6,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
+from dataplane.coordinators.client_budget import COORDINATOR
 from dataplane.coordinators.runtime import CoordinatorRuntime
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.network.delayed import Timers
@@ -42,7 +43,7 @@ class BackgroundWrites:
         try:
             self._runtime.call(
                 self._index,
-                lambda _: Write(records, ErrorCode.NONE),
+                lambda _: Write(records, ErrorCode.NONE, client=COORDINATOR),
                 self._ended,
                 self._ended,
             )

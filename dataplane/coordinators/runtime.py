@@ -43,7 +43,7 @@ from dataplane.coordinators.appending import (
     refusal,
 )
 from dataplane.coordinators.asked import Asked
-from dataplane.coordinators.client_budget import UNKNOWN
+from dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
 from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State, pending_bytes
 from dataplane.coordinators.loading import LoadError, LoadParts, ShardLoader
 from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionOf, Write
@@ -65,9 +65,10 @@ T = TypeVar("T")
 # Partitions that load at the same time: each has a chunk in memory, and reads in a worker thread.
 MAX_LOADS: Final = 4
 # Memory of uncommitted records, of one shard and of all. A client may have as much of a shard's as
-# it leaves free there: half, the next one half of the rest, and so on. So may a shard of that of
-# all: one whose followers do not fetch leaves room for the others.
-MAX_PENDING_BYTES: Final = 16 << 20
+# it leaves free there: half, the next one half of the rest, and so on; in any case one write. So
+# may a shard of that of all: one whose followers do not fetch leaves room for the others. What the
+# coordinator itself writes (markers, completions, expiry) has the whole rest of a shard's.
+MAX_PENDING_BYTES: Final = 32 << 20
 MAX_TOTAL_PENDING_BYTES: Final = 64 << 20
 _ACTIVE: Final = State.ACTIVE  # Python 3.11 looks up members of an enum slowly
 
@@ -257,7 +258,7 @@ class CoordinatorRuntime(Generic[S]):
         Raises KafkaError if there is no active shard.
         """
         hosted = self._active(index)
-        code = self._refusal(hosted, (), UNKNOWN) if self.pending_bytes else None
+        code = self._refusal(hosted, (), COORDINATOR) if self.pending_bytes else None
         if code is None:
             code = self._append_marker(hosted, marker, done, failed)
         self._settle(hosted)
@@ -281,7 +282,9 @@ class CoordinatorRuntime(Generic[S]):
             partition.appended(MARKER_BYTES)
         except (KafkaError, StorageError) as error:
             return self._code_of(hosted, error)
-        self._await_commit(hosted, (), result.last_offset + 1, done, failed, marker=marker)
+        self._await_commit(
+            hosted, (), result.last_offset + 1, done, failed, marker=marker, client=COORDINATOR
+        )
         return None
 
     def _code_of(self, hosted: HostedShard[S], error: KafkaError | StorageError) -> ErrorCode:
@@ -375,10 +378,15 @@ class CoordinatorRuntime(Generic[S]):
         A shard without pending batches takes any write, as long as all shards have room for it.
         """
         added = pending_bytes(records)
-        of_client, of_shard = hosted.pending_of(client) + added, hosted.pending_bytes + added
-        of_all = self.pending_bytes + added
-        if (hosted.pending and of_client + of_shard > MAX_PENDING_BYTES) or (
-            of_shard + of_all > MAX_TOTAL_PENDING_BYTES
+        of_client, of_shard = hosted.pending_of(client), hosted.pending_bytes
+        if client == COORDINATOR:
+            has_room = of_shard + added <= MAX_PENDING_BYTES
+        elif of_client:
+            has_room = of_client + of_shard + 2 * added <= MAX_PENDING_BYTES
+        else:
+            has_room = of_shard <= MAX_PENDING_BYTES
+        if (hosted.pending and not has_room) or (
+            of_shard + self.pending_bytes + 2 * added > MAX_TOTAL_PENDING_BYTES
         ):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return None
@@ -494,7 +502,7 @@ class CoordinatorRuntime(Generic[S]):
         slicer = self._parts.slicer
         records = hosted.shard.due(now, self._parts.clock.now_ms(), lambda: slicer.is_over)
         if records:
-            self._append(hosted, records, None, None)
+            self._append(hosted, records, None, None, client=COORDINATOR)
         self._arm(hosted)
 
     # Leadership

@@ -50,7 +50,8 @@ class Write(NamedTuple, Generic[T]):
     `on_failed` is called with the reason and the monotonic time in seconds if they are not
     appended, or not committed in time.
     Records that were appended may still be committed after that, and are then replayed. `producer`:
-    the records are part of its open transaction. `client` is that of the request in the budgets.
+    the records are part of its open transaction. `client` is that of the request in the budgets, or
+    COORDINATOR: a share of uncommitted bytes is not asked of that.
     """
 
     records: Sequence[CoordinatorRecord]

@@ -197,10 +197,12 @@ class GroupCoordinator:
         except KafkaError as error:
             done(error.code)
 
-    def delete_group(self, group_id: str, ended: Callable[[ErrorCode], object]) -> None:
+    def delete_group(
+        self, group_id: str, ended: Callable[[ErrorCode], object], client: str
+    ) -> None:
         """Delete a group, and call `ended` with the outcome. Raises KafkaError."""
         shard = self.shard(group_id)
-        self.call(group_id, lambda each: each.delete_group(group_id, ended), ended, ended)
+        self.call(group_id, lambda each: each.delete_group(group_id, ended, client), ended, ended)
         if group_id in shard.being_deleted:
             self._deleting.add(shard)
 

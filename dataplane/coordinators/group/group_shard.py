@@ -37,6 +37,7 @@ from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from dataplane.coordinators.client_budget import (
+    COORDINATOR,
     MAX_NEW_ID_BYTES,
     UNKNOWN,
     ClientBudget,
@@ -264,8 +265,8 @@ class GroupShard:
         answer = group.sync(now, request, callback)
         if isinstance(answer, Persist):
             record = _group_record(group.group_id, answer.record)
-            return Write([*self._take(), record], None, answer.on_failed, client=group.client)
-        return self._with_outbox(answer, group.client)
+            return Write([*self._take(), record], None, answer.on_failed, client=request.client)
+        return self._with_outbox(answer, request.client)
 
     def heartbeat(
         self,
@@ -286,13 +287,13 @@ class GroupShard:
         )
 
     def leave(
-        self, now: float, group_id: str, members: Iterable[LeavingMember]
+        self, now: float, group_id: str, members: Iterable[LeavingMember], client: str = UNKNOWN
     ) -> list[ErrorCode] | Write[list[ErrorCode]]:
         """Remove members; return the error of each."""
         group = self.groups.get(group_id)
         if group is None:
             return [ErrorCode.UNKNOWN_MEMBER_ID for _ in members]
-        return self._with_outbox(group.leave(now, members), group.client)
+        return self._with_outbox(group.leave(now, members), client)
 
     def drop_join(self, now: float, group_id: str, member_id: str) -> None:
         """Note that the connection of a waiting JoinGroup has ended."""
@@ -372,7 +373,7 @@ class GroupShard:
         return code
 
     def delete_offsets(
-        self, group_id: str, places: Iterable[tuple[str, int]]
+        self, group_id: str, places: Iterable[tuple[str, int]], client: str = UNKNOWN
     ) -> ErrorCode | Write[list[ErrorCode]] | list[ErrorCode]:
         """Delete offsets of topics that no member consumes; return the error of each."""
         if group_id in self._being_deleted:
@@ -392,12 +393,12 @@ class GroupShard:
             codes.append(NO_ERROR)
             records += map(_tombstone, self.offsets.delete_offsets(group_id, topic, [partition]))
         self.statistics.deleted_count += len(records)
-        return Write(records, codes) if records else codes
+        return Write(records, codes, client=client) if records else codes
 
     # Deletion
 
     def delete_group(
-        self, group_id: str, ended: DeletionCallback = _ignore
+        self, group_id: str, ended: DeletionCallback = _ignore, client: str = UNKNOWN
     ) -> ErrorCode | Write[ErrorCode | None] | None:
         """Delete a group without members; `ended` gets the answer if it takes several batches."""
         if group_id in self._being_deleted:
@@ -413,12 +414,14 @@ class GroupShard:
         if group is not None:
             group.forget_pending()
         if not self.offsets.is_large(group_id):
-            return Write(self._deletion_of(group_id), NO_ERROR)
+            return Write(self._deletion_of(group_id), NO_ERROR, client=client)
         self._awaited_deletions[group_id] = ended
         metadata = GroupMetadataValue(is_being_deleted=True)
         value = encode_group_value(metadata, DELETED_GROUP_VERSION)
         begun = _group_record(group_id, RecordedGeneration(value, metadata.generation, {}))
-        return Write([begun], None, lambda code, _: self.answer_deletion(group_id, code))
+        return Write(
+            [begun], None, lambda code, _: self.answer_deletion(group_id, code), client=client
+        )
 
     def _deletion_of(self, group_id: str) -> list[CoordinatorRecord]:
         records = [_tombstone(key) for key in self.offsets.delete_group(group_id)]
@@ -467,7 +470,7 @@ class GroupShard:
             return None
         keys = self.offsets.delete_stale(group_id, self._topic_id_of, places)
         self.statistics.deleted_count += len(keys)
-        return Write([_tombstone(key) for key in keys], None) if keys else None
+        return Write([_tombstone(key) for key in keys], None, client=COORDINATOR) if keys else None
 
     def expire(
         self, group_id: str, now_ms: int, places: Sequence[Place] | None = None
@@ -494,7 +497,7 @@ class GroupShard:
                 records.append(_group_record(group_id, None))
             elif group is not None and not self._uncommitted[group_id]:
                 self._forget(group)
-        return Write(records, None) if records else None
+        return Write(records, None, client=COORDINATOR) if records else None
 
     def group_id_pieces(self) -> Iterator[list[str]]:
         """Yield all groups, in pieces; groups may be created and deleted between two steps."""

@@ -114,6 +114,7 @@ class SyncRequest:
     protocol_type: str | None
     protocol: str | None
     assignments: dict[str, bytes]  # by member id; empty but for the leader
+    client: str = UNKNOWN
 
 
 @dataclass(slots=True)

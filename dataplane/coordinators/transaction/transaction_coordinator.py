@@ -282,9 +282,10 @@ class TransactionCoordinator:
         producer: Expected,
         places: Collection[Place],
         client_version: int = 0,
+        client: str = UNKNOWN,
     ) -> ErrorCode:
         """Add partitions to the transaction."""
-        added = self.begin_add(transactional_id, producer, places, client_version)
+        added = self.begin_add(transactional_id, producer, places, client_version, client)
         return await added.wait() if isinstance(added, Asked) else added
 
     def begin_add(
@@ -293,13 +294,14 @@ class TransactionCoordinator:
         producer: Expected,
         places: Collection[Place],
         client_version: int = 0,
+        client: str = UNKNOWN,
     ) -> ErrorCode | Asked[ErrorCode]:
         """Do what `add_to` does, without waiting for the commit."""
         now_ms = self._parts.clock.now_ms()
         try:
             index = self.partition_of(transactional_id)
             outcome = self.runtime.shard(index).add_partitions(
-                transactional_id, producer, places, client_version, now_ms
+                transactional_id, producer, places, client_version, now_ms, client
             )
         except KafkaError as error:
             return error.code
@@ -317,7 +319,13 @@ class TransactionCoordinator:
         return ended if isinstance(ended, Outcome) else await ended
 
     def begin_end(
-        self, transactional_id: str, producer: Expected, *, is_commit: bool, client_version: int
+        self,
+        transactional_id: str,
+        producer: Expected,
+        *,
+        is_commit: bool,
+        client_version: int,
+        client: str = UNKNOWN,
     ) -> Outcome | Coroutine[Any, Any, Outcome]:
         """Do what `end` does; return a coroutine if the answer has to wait."""
         clock = self._parts.clock
@@ -330,6 +338,7 @@ class TransactionCoordinator:
                 is_commit=is_commit,
                 client_version=client_version,
                 now_ms=now_ms,
+                client=client,
             )
         except KafkaError as error:
             return Outcome(error.code)
@@ -353,6 +362,7 @@ class TransactionCoordinator:
                 client_version=client_version,
                 now_ms=clock.now_ms(),
                 new_id=new_id,
+                client=client,
             ),
             ended,
         )
@@ -364,7 +374,7 @@ class TransactionCoordinator:
             return error.code
 
     async def add_partitions(
-        self, request: AddPartitionsToTxnRequest
+        self, request: AddPartitionsToTxnRequest, client: str = UNKNOWN
     ) -> AddPartitionsToTxnResponse:
         """Answer a request of a worker: add partitions to transactions, or verify them.
 
@@ -394,7 +404,7 @@ class TransactionCoordinator:
             elif each.verify_only:
                 self._verify(each, result)
             else:
-                added.append((each, result, self._add(each)))
+                added.append((each, result, self._add(each, client)))
             await self._parts.slicer.pause()
         for each, result, asked in added:
             code = await asked.wait() if isinstance(asked, Asked) else asked
@@ -455,7 +465,9 @@ class TransactionCoordinator:
             return ()
         return shard.confirmed(transactional_id, producer_id, producer_epoch)
 
-    def _add(self, asked: AddPartitionsToTxnTransaction) -> ErrorCode | Asked[ErrorCode]:
+    def _add(
+        self, asked: AddPartitionsToTxnTransaction, asker: str
+    ) -> ErrorCode | Asked[ErrorCode]:
         topic_of = self._parts.image.topic
         return self.begin_add(
             asked.transactional_id,
@@ -463,6 +475,7 @@ class TransactionCoordinator:
             # With the topics' names in the metadata: those of the request would be kept.
             [(known.name, each) for name, each in _places(asked) if (known := topic_of(name))],
             client_version=2,
+            client=asker,
         )
 
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:
@@ -529,11 +542,13 @@ class TransactionCoordinator:
             )
         return known
 
-    def begin_remove(self, transactional_id: str) -> ErrorCode | Asked[ErrorCode]:
+    def begin_remove(
+        self, transactional_id: str, client: str = UNKNOWN
+    ) -> ErrorCode | Asked[ErrorCode]:
         """Remove an id without an open transaction; return its error, or what waits for that."""
         try:
             index = self.partition_of(transactional_id)
-            outcome = self.runtime.shard(index).remove(transactional_id)
+            outcome = self.runtime.shard(index).remove(transactional_id, client)
         except KafkaError as error:
             return error.code
         if not isinstance(outcome, Write):

@@ -37,6 +37,7 @@ from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 from dataplane.coordinators.client_budget import (
+    COORDINATOR,
     MAX_NEW_ID_BYTES,
     UNKNOWN,
     ClientBudget,
@@ -235,11 +236,11 @@ class TransactionShard:
             after = known.initialized(
                 timeout_ms, None if expected is None else expected.producer_epoch, now_ms
             )
-            return self._initialized(transactional_id, after)
+            return self._initialized(transactional_id, after, client)
         if expected is not None and not _is_valid(known, expected):
             return Outcome(_PRODUCER_FENCED)
         if known.state is ONGOING:
-            return self._fence(transactional_id, known, now_ms, new_id)
+            return self._fence(transactional_id, known, now_ms, new_id, client)
         if known.state not in IDLE:
             return _CONCURRENT
         expected_epoch = None if expected is None else expected.producer_epoch
@@ -249,12 +250,12 @@ class TransactionShard:
             after = known.with_new_id(
                 new_id, timeout_ms, now_ms, keeps_last_epoch=expected is not None
             )
-            return self._initialized(transactional_id, after)
+            return self._initialized(transactional_id, after, client)
         try:
             after = known.initialized(timeout_ms, expected_epoch, now_ms)
         except KafkaError as error:
             return Outcome(error.code)
-        return self._initialized(transactional_id, after)
+        return self._initialized(transactional_id, after, client)
 
     def _check_new(self, transactional_id: str, client: str) -> ErrorCode:
         """Return the error of a client that may not create the id."""
@@ -279,12 +280,19 @@ class TransactionShard:
         """Return the client of the id in the budget; UNKNOWN also if the id is not known."""
         return self._clients.get(transactional_id, UNKNOWN)
 
-    def _initialized(self, transactional_id: str, after: Transaction) -> Write[Outcome]:
+    def _initialized(
+        self, transactional_id: str, after: Transaction, client: str
+    ) -> Write[Outcome]:
         outcome = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
-        return self._write(transactional_id, after, outcome)
+        return self._write(transactional_id, after, outcome, client)
 
     def _fence(
-        self, transactional_id: str, known: Transaction, now_ms: int, new_id: int | None
+        self,
+        transactional_id: str,
+        known: Transaction,
+        now_ms: int,
+        new_id: int | None,
+        client: str,
     ) -> Outcome | Write[Outcome]:
         """Abort an open transaction for another than its client, which retries meanwhile."""
         # Its markers are those of the version that its client has begun it with, or of a later one.
@@ -301,7 +309,7 @@ class TransactionShard:
             next_producer_id=new_id if takes_id and new_id is not None else NO_PRODUCER_ID,
             is_fenced=True,
         )
-        return self._write(transactional_id, after, _CONCURRENT)
+        return self._write(transactional_id, after, _CONCURRENT, client)
 
     # Partitions
 
@@ -312,8 +320,12 @@ class TransactionShard:
         places: Collection[Place],
         client_version: int,
         now_ms: int,
+        client: str = UNKNOWN,
     ) -> ErrorCode | Write[ErrorCode]:
-        """Add partitions to the transaction; the first begin it."""
+        """Add partitions to the transaction; the first begin it.
+
+        They count for the client of the id, and their uncommitted record for `client`.
+        """
         if transactional_id in self._pending:
             return _CONCURRENT_TRANSACTIONS
         known = self._certain(transactional_id)
@@ -341,7 +353,7 @@ class TransactionShard:
         if refusal is not None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE  # until other transactions have ended
         after = known.with_partitions(places, now_ms, client_version)
-        return self._write(transactional_id, after, NO_ERROR)
+        return self._write(transactional_id, after, NO_ERROR, client)
 
     def verify_partitions(
         self, transactional_id: str, producer: Expected, places: Iterable[Place]
@@ -390,8 +402,9 @@ class TransactionShard:
         client_version: int,
         now_ms: int,
         new_id: int | None = None,
+        client: str = UNKNOWN,
     ) -> Outcome | Write[Outcome]:
-        """Commit or abort the transaction of a client."""
+        """Commit or abort the transaction of a client; its uncommitted record is of `client`."""
         known = self.transactions.get(transactional_id)
         if known is None:
             if transactional_id in self._pending:
@@ -400,7 +413,7 @@ class TransactionShard:
         if transactional_id in self._doubtful:
             return self._end_doubtful(transactional_id, known, producer, is_commit, client_version)
         if client_version < EPOCH_BUMP_VERSION:
-            return self._end_classic(transactional_id, known, producer, is_commit, now_ms)
+            return self._end_classic(transactional_id, known, producer, is_commit, now_ms, client)
         if transactional_id in self._pending:
             return _CONCURRENT
         epoch = producer.producer_epoch
@@ -442,7 +455,7 @@ class TransactionShard:
         answer = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
         if after.next_producer_id != NO_PRODUCER_ID:
             answer = Outcome(NO_ERROR, after.next_producer_id, 0)
-        return self._write(transactional_id, after, answer)
+        return self._write(transactional_id, after, answer, client)
 
     def _end_classic(
         self,
@@ -451,6 +464,7 @@ class TransactionShard:
         producer: Expected,
         is_commit: bool,
         now_ms: int,
+        client: str,
     ) -> Outcome | Write[Outcome]:
         """End the transaction of a client that keeps its epoch (versions 0 and 1)."""
         code = _check_producer(known, producer)
@@ -462,7 +476,7 @@ class TransactionShard:
             state = PREPARE_COMMIT if is_commit else PREPARE_ABORT
             after = known.prepared(state, 0, now_ms)
             outcome = Outcome(NO_ERROR, after.producer_id, after.producer_epoch)
-            return self._write(transactional_id, after, outcome)
+            return self._write(transactional_id, after, outcome, client)
         if known.state is (COMPLETE_COMMIT if is_commit else COMPLETE_ABORT):
             return Outcome(NO_ERROR, known.producer_id, known.producer_epoch)
         return _INVALID_STATE
@@ -500,7 +514,7 @@ class TransactionShard:
         after = known.completed(now_ms)
         if transactional_id in self._doubtful and after.producer_epoch != MAX_EPOCH:
             after = after.used_up()
-        return self._write(transactional_id, after, None)
+        return self._write(transactional_id, after, None, COORDINATOR)
 
     # Time
 
@@ -522,7 +536,7 @@ class TransactionShard:
         known = self.transactions.get(transactional_id)
         if known is None or transactional_id in self._pending or not known.has_timed_out(now_ms):
             return Outcome(NO_ERROR)
-        return self._fence(transactional_id, known, now_ms, new_id)
+        return self._fence(transactional_id, known, now_ms, new_id, COORDINATOR)
 
     def expired(self, now_ms: int, expiration_ms: int) -> Work[list[str]]:
         """Return the ids without an open transaction that no client has used since then."""
@@ -552,9 +566,9 @@ class TransactionShard:
                 and transactional_id not in self._pending
             ):
                 records.append(self._record(transactional_id, None))
-        return Write(records, NO_ERROR) if records else NO_ERROR
+        return Write(records, NO_ERROR, client=COORDINATOR) if records else NO_ERROR
 
-    def remove(self, transactional_id: str) -> Write[ErrorCode] | ErrorCode:
+    def remove(self, transactional_id: str, client: str = UNKNOWN) -> Write[ErrorCode] | ErrorCode:
         """Remove an id without an open transaction, for an operator."""
         known = self.transactions.get(transactional_id)
         if transactional_id in self._pending:
@@ -563,11 +577,12 @@ class TransactionShard:
             return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         if known.state not in IDLE:
             return _CONCURRENT_TRANSACTIONS
-        return Write([self._record(transactional_id, None)], NO_ERROR)
+        return Write([self._record(transactional_id, None)], NO_ERROR, client=client)
 
     # Records
 
-    def _write(self, transactional_id: str, after: Transaction, answer: A) -> Write[A]:
+    def _write(self, transactional_id: str, after: Transaction, answer: A, client: str) -> Write[A]:
+        """Return the write of a state for `client`; UNKNOWN: for the client of the id."""
         written: Write[A] = _new_tuple(
             Write,
             (
@@ -575,7 +590,7 @@ class TransactionShard:
                 answer,
                 None,
                 None,
-                self._clients[transactional_id],
+                client or self._clients[transactional_id],
             ),
         )
         return written

@@ -173,7 +173,7 @@ def handle_delete_groups(
     for number, group_id in enumerate(once):
         ended = partial(deletions.ended, number)
         try:
-            worker.groups.delete_group(group_id, ended)
+            worker.groups.delete_group(group_id, ended, request.client.account)
         except KafkaError as error:
             ended(error.code)
         yield

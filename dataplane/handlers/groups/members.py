@@ -177,10 +177,12 @@ def handle_sync_group(
         message.protocol_name,
     ):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    return _sync(worker, message)
+    return _sync(worker, message, request.client.account)
 
 
-def _sync(worker: CoordinatesGroups, message: SyncGroupRequest) -> Work[Message | GroupResponse]:
+def _sync(
+    worker: CoordinatesGroups, message: SyncGroupRequest, client: str
+) -> Work[Message | GroupResponse]:
     group_id, member_id = message.group_id, message.member_id
     assignments: dict[str, bytes] = {}
 
@@ -196,6 +198,7 @@ def _sync(worker: CoordinatesGroups, message: SyncGroupRequest) -> Work[Message 
         message.protocol_type,
         message.protocol_name,
         assignments,
+        client,
     )
     response = GroupResponse(may_outlast_idle=True)
     response.on_drop = partial(_drop_sync, worker, group_id, member_id)
@@ -276,14 +279,18 @@ def handle_leave_group(
         return ask(
             worker,
             group_id,
-            lambda shard: shard.leave(worker.clock.monotonic(), group_id, leaving),
+            lambda shard: shard.leave(
+                worker.clock.monotonic(), group_id, leaving, request.client.account
+            ),
             lambda codes: LeaveGroupResponse(error_code=codes[0]),
             lambda code: LeaveGroupResponse(error_code=code),
         )
-    return _leave(worker, message)
+    return _leave(worker, message, request.client.account)
 
 
-def _leave(worker: WritesInParts, message: LeaveGroupRequest) -> Work[Message | GroupResponse]:
+def _leave(
+    worker: WritesInParts, message: LeaveGroupRequest, client: str
+) -> Work[Message | GroupResponse]:
     group_id, members = message.group_id, message.members
     leaving = yield from in_pieces(
         members,
@@ -300,7 +307,7 @@ def _leave(worker: WritesInParts, message: LeaveGroupRequest) -> Work[Message | 
             worker,
             group_id,
             leaving,
-            lambda shard, part: shard.leave(worker.clock.monotonic(), group_id, part),
+            lambda shard, part: shard.leave(worker.clock.monotonic(), group_id, part, client),
             finished,
             even_without_rows=True,
             part_rows=LEAVE_ROWS,

@@ -254,7 +254,7 @@ def handle_offset_delete(
 ) -> Work[Message | GroupResponse]:
     if not message.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    image = worker.image
+    image, client = worker.image, request.client.account
 
     places: list[tuple[str, int]] = []
 
@@ -278,7 +278,7 @@ def handle_offset_delete(
             worker,
             message.group_id,
             places,
-            lambda shard, part: shard.delete_offsets(message.group_id, part),
+            lambda shard, part: shard.delete_offsets(message.group_id, part, client),
             finished,
             even_without_rows=True,
         )

@@ -97,15 +97,15 @@ def handle_add_partitions_to_txn(
     worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
 ) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     if request.version < _BATCHED_SINCE:
-        return (yield from _add_to_one(worker, request.version, message))
+        return (yield from _add_to_one(worker, request, message))
     if request.client.replica.worker_id == NO_WORKER:
         # A Kafka without an authorizer serves clients that choose the highest version.
-        return (yield from _add_to_each(worker, message.transactions))
-    return worker.transactions.add_partitions(message)
+        return (yield from _add_to_each(worker, message.transactions, request.client.account))
+    return worker.transactions.add_partitions(message, request.client.account)
 
 
 def _add_to_one(
-    worker: CoordinatesTransactions, version: int, message: AddPartitionsToTxnRequest
+    worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
 ) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     topics = message.v3_and_below_topics
     begun = yield from _begin(
@@ -115,10 +115,11 @@ def _add_to_one(
             Expected, (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
         ),
         topics,
+        request.client.account,
     )
     if isinstance(begun.code, Asked):
-        return _added_later(worker, topics, begun.code, version)
-    results = yield from _added(topics, begun.refused, fenced(begun.code, version))
+        return _added_later(worker, topics, begun.code, request.version)
+    results = yield from _added(topics, begun.refused, fenced(begun.code, request.version))
     worker.slicer.discard(begun.refused)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
@@ -135,7 +136,9 @@ async def _added_later(
 
 
 def _add_to_each(
-    worker: CoordinatesTransactions, transactions: list[AddPartitionsToTxnTransaction]
+    worker: CoordinatesTransactions,
+    transactions: list[AddPartitionsToTxnTransaction],
+    client: str,
 ) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
     all_begun: list[_Begun] = []
     waits = False
@@ -145,6 +148,7 @@ def _add_to_each(
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
             asked.topics,
+            client,
             client_version=_VERSION_OF_BATCHES,
             verify_only=asked.verify_only,
         )
@@ -192,6 +196,7 @@ def _begin(
     transactional_id: str,
     producer: Expected,
     topics: list[AddPartitionsToTxnTopic],
+    client: str,
     *,
     client_version: int = 0,
     verify_only: bool = False,
@@ -240,7 +245,9 @@ def _begin(
     if verify_only:
         codes = transactions.verified(transactional_id, producer, places)
         return _Begun(dict(codes), ErrorCode.NONE)
-    return _Begun({}, transactions.begin_add(transactional_id, producer, places, client_version))
+    return _Begun(
+        {}, transactions.begin_add(transactional_id, producer, places, client_version, client)
+    )
 
 
 def _added(
@@ -285,7 +292,10 @@ async def handle_add_offsets_to_txn(
     except KafkaError as error:
         return AddOffsetsToTxnResponse(error_code=error.code)
     code = await worker.transactions.add_to(
-        message.transactional_id, Expected(message.producer_id, message.producer_epoch), [place]
+        message.transactional_id,
+        Expected(message.producer_id, message.producer_epoch),
+        [place],
+        client=request.client.account,
     )
     return AddOffsetsToTxnResponse(error_code=fenced(code, request.version))
 
@@ -298,6 +308,7 @@ def handle_end_txn(
         _new_tuple(Expected, (message.producer_id, message.producer_epoch)),
         is_commit=message.committed,
         client_version=2 if request.version >= _EPOCH_BUMP_SINCE else 0,
+        client=request.client.account,
     )
     if isinstance(ended, Outcome):
         return _ended(ended, request.version)
@@ -350,11 +361,11 @@ async def handle_remove_transactional_ids(
     worker: CoordinatesTransactions, request: Request, message: RemoveTransactionalIdsRequest
 ) -> RemoveTransactionalIdsResponse:
     response = RemoveTransactionalIdsResponse()
-    asked = message.transactional_ids
+    asked, client = message.transactional_ids, request.client.account
     ids = await worker.slicer.do(each_once(asked), len(asked))
     for at in range(0, len(ids), REMOVED_AT_ONCE):
         some = ids[at : at + REMOVED_AT_ONCE]
-        removed = [worker.transactions.begin_remove(each) for each in some]
+        removed = [worker.transactions.begin_remove(each, client) for each in some]
         for transactional_id, outcome in zip(some, removed, strict=True):
             code = await outcome.wait() if isinstance(outcome, Asked) else outcome
             response.results.append(

@@ -454,6 +454,27 @@ def test_a_client_leaves_room_for_the_uncommitted_bytes_of_others(
     together(scenario)
 
 
+def test_a_client_without_uncommitted_bytes_may_write_one_large_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_PENDING_BYTES", 10_000)
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        coordinator = Coordinator(cluster.worker(1))
+        async with coordinating(coordinator):
+            await cluster.until(lambda: coordinator.state == "ACTIVE")
+            small = coordinator.put(b"k", b"1", client="a")
+            large = coordinator.put(b"k", bytes(7000), client="b")
+            more = coordinator.put(b"k", bytes(7000), client="b")
+            assert (small.values, large.values) == ([], [])
+            assert more.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+            await cluster.until(lambda: large.values)
+            assert large.values == [bytes(7000)]
+
+    together(scenario)
+
+
 def test_a_partition_without_commits_leaves_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from dataplane.coordinators import hosted_shard
+from dataplane.coordinators import runtime as runtime_module
+from dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
 from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
 from dataplane.coordinators.loading import ShardLoader, read_chunk
 from dataplane.coordinators.runtime import CoordinatorRuntime
@@ -256,3 +258,28 @@ def test_markers_are_loaded_in_pieces() -> None:
         assert len(list(loader._replayed(chunk))) >= 8
 
     simulated(scenario)
+
+
+def test_clients_leave_room_for_markers_and_other_writes_of_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those whose name is not known, as after a load."""
+    monkeypatch.setattr(runtime_module, "MAX_PENDING_BYTES", 40_000)
+
+    async def scenario(cluster: Together) -> None:
+        await cluster.create(TOPIC, (1, 2))
+        one = TransactionalCoordinator(cluster.worker(1))
+        async with coordinating(one):
+            await cluster.until(lambda: one.state == "ACTIVE")
+            begun = one.begin(7, (b"a", b"1"))
+            await cluster.until(lambda: begun.values)
+            clients = [UNKNOWN] * 20 + [f"{number}" for number in range(4)]
+            flood = [one.put(b"k", bytes(4000), client=client) for client in clients]
+            assert [ErrorCode.COORDINATOR_NOT_AVAILABLE] in [each.values for each in flood]
+            own = one.put(b"b", b"2", client=COORDINATOR)
+            marker = one.end(7)
+            assert (own.values, marker.values) == ([], [])
+            await cluster.until(lambda: own.values and marker.values)
+            assert (own.values, marker.values) == ([b"2"], [b"ended"])
+
+    together(scenario)

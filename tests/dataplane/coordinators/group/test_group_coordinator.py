@@ -367,16 +367,16 @@ async def test_a_deletion_of_a_large_group_that_has_begun_is_completed(
             answers.append,
         )
         node.fill()
-        groups.delete_group(GROUP, answers.append)
+        groups.delete_group(GROUP, answers.append, "client")
         assert answers == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
         await until(lambda: len(answers) == 2)
         assert answers[1] is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert GROUP in groups.shard(GROUP).being_deleted
-        groups.delete_group(GROUP, answers.append)
+        groups.delete_group(GROUP, answers.append, "client")
         node.empty()
         await until(lambda: len(answers) >= 3 and answers[-1] is ErrorCode.NONE)
         assert node.offset_count == 0
-        groups.delete_group(GROUP, answers.append)
+        groups.delete_group(GROUP, answers.append, "client")
         assert answers[-1] is ErrorCode.GROUP_ID_NOT_FOUND
 
 

@@ -18,7 +18,7 @@ from dataplane.coordinators.group.record_formats import (
     encode_group_value,
     encode_key,
 )
-from dataplane.coordinators.group.requests import LeavingMember
+from dataplane.coordinators.group.requests import LeavingMember, SyncRequest
 from dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.scheduling.time_slices import at_once
@@ -752,6 +752,32 @@ def test_a_group_above_its_size_limit_is_rebalanced_after_it_is_loaded() -> None
     shard.loaded(105.0, 105_000)
     shard.due(105.0, 105_000)
     assert shard.groups["group-0"].state.value == "PreparingRebalance"
+
+
+# Clients of uncommitted records
+
+
+def test_uncommitted_records_of_a_group_are_those_of_the_request() -> None:
+    """Not of the group's client, which is not known after a load: all such groups would be one."""
+    coordinator = Coordinator()
+    waiting = coordinator.join()
+    coordinator.wait(3)
+    joined = waiting.one
+    request = SyncRequest(
+        GROUP, joined.member_id, None, joined.generation, "consumer", joined.protocol, {}, "a"
+    )
+    synced = coordinator.shard.sync(coordinator.now, request, Answers())
+    assert isinstance(synced, Write)
+    assert synced.client == "a"
+    coordinator.do(synced)
+    leaving = [LeavingMember(joined.member_id, None)]
+    left = coordinator.shard.leave(coordinator.now, GROUP, leaving, "b")
+    assert isinstance(left, Write)
+    assert left.client == "b"
+    coordinator.do(left)
+    deleted = coordinator.shard.delete_group(GROUP, client="c")
+    assert isinstance(deleted, Write)
+    assert deleted.client == "c"
 
 
 # Refused records

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.coordinators.client_budget import ClientBudget
+from dataplane.coordinators.client_budget import COORDINATOR, ClientBudget
 from dataplane.coordinators.shard import CoordinatorRecord, Write
 from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
 from dataplane.coordinators.transaction.transaction import Place, State, Transaction
@@ -480,6 +480,33 @@ def test_prepared_transactions_are_resumed_in_pieces_after_a_load() -> None:
     assert steps > 4
     shard.replay_appended(shard.complete("x-7", 1000).records, 0.0)  # type: ignore[union-attr]
     assert shard.transactions["x-7"].state is State.COMPLETE_COMMIT
+
+
+def test_uncommitted_records_of_loaded_ids_are_those_of_the_request() -> None:
+    """Otherwise one client with many loaded ids would have the share of all producers."""
+    coordinator, clients = Coordinator(), []
+
+    def write(outcome: Any) -> None:
+        assert isinstance(outcome, Write)
+        clients.append(outcome.client)
+        coordinator.take(outcome)
+
+    for version in (0, 2):
+        producer = producer_of(coordinator.init())
+        coordinator.fail_over()
+        shard, now_ms = coordinator.shard, coordinator.now_ms
+        write(shard.add_partitions(ID, producer, [PLACE], version, now_ms, "a"))
+        write(
+            shard.end(
+                ID, producer, is_commit=True, client_version=version, now_ms=now_ms, client="b"
+            )
+        )
+        write(shard.complete(ID, now_ms))
+        write(shard.init_producer_id(ID, 1000, None, now_ms, client="c"))
+        assert clients == ["a", "b", COORDINATOR, "c"]
+        clients.clear()
+    write(shard.remove_expired([ID], now_ms, 0))
+    assert clients == [COORDINATOR]
 
 
 def test_nothing_is_resumed_after_the_end_of_the_leadership() -> None:
