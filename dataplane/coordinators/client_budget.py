@@ -35,7 +35,7 @@ SHARE: Final = 4
 LITTLE: Final = 64
 # Client of what was loaded from a log.
 UNKNOWN: Final = ""
-# Client of what a coordinator writes of its own accord; the name of no client has spaces.
+# Client of records that no request has caused: markers, completions, expiry. No other has spaces.
 COORDINATOR: Final = "the coordinator"
 # Longest id, in bytes of UTF-8, that creates state: Kafka's own limit is that of a string, 32,767.
 # Kafka Streams adds 40 characters to an application.id of 200; Java's consumer refuses instance ids

@@ -66,8 +66,8 @@ T = TypeVar("T")
 MAX_LOADS: Final = 4
 # Memory of uncommitted records, of one shard and of all. A client may have as much of a shard's as
 # it leaves free there: half, the next one half of the rest, and so on; in any case one write. So
-# may a shard of that of all: one whose followers do not fetch leaves room for the others. What the
-# coordinator itself writes (markers, completions, expiry) has the whole rest of a shard's.
+# may a shard of that of all: one whose followers do not fetch leaves room for the others. Records
+# that no request has caused (markers, completions, expiry) may take the whole rest of a shard's.
 MAX_PENDING_BYTES: Final = 32 << 20
 MAX_TOTAL_PENDING_BYTES: Final = 64 << 20
 _ACTIVE: Final = State.ACTIVE  # Python 3.11 looks up members of an enum slowly

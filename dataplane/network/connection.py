@@ -192,7 +192,7 @@ class ClientConnection:
             self._log_end(logging.WARNING, str(error))
             error.__traceback__ = None  # it references the frames, which reference the error
         except (OSError, EOFError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
-            log.debug("the connection from %s broke: %s", self.client, error)
+            self._log_end(logging.DEBUG, f"it broke: {error}")
         except StorageError as error:
             log.error(
                 "closed the connection from %s while sending a response: %s", self.client, error
@@ -212,6 +212,8 @@ class ClientConnection:
         self.client.sasl = self.client.replica.exchange = None
 
     def _log_end(self, level: int, why: str) -> None:
+        if not log.isEnabledFor(level):
+            return  # a line that is not written takes no other's place
         end = ""
         if self._lines is not None:
             may = self._lines.take(self.client.address[0], trio.current_time())

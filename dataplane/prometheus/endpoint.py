@@ -13,9 +13,11 @@ from typing import Final
 import h11
 import trio
 
+from dataplane.instruments.log_rate_limit import LogRateLimiter
 from dataplane.prometheus.collector import Collector
 from dataplane.prometheus.exposition import CONTENT_TYPE
 from metaquorum.runtime import Clock, Connection, Listener, Runtime, sleep
+from metaquorum.runtime.one_line import one_line
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class MetricsEndpoint:
         self.collector = collector
         self._collecting = trio.Lock()
         self._clients: dict[_Client, None] = {}
+        self._lines = LogRateLimiter(runtime.clock.monotonic())
 
     async def run(self) -> None:
         """Accept and serve connections until cancelled."""
@@ -66,7 +69,7 @@ class MetricsEndpoint:
                 try:
                     connection = await self._listener.accept()
                 except OSError as error:  # no descriptors left, or the client has disconnected
-                    log.debug("cannot accept a connection for metrics: %s", error)
+                    self._log("", f"cannot accept a connection for metrics: {error}")
                     await sleep(self._clock, ACCEPT_RETRY_S)
                     continue
                 client = _Client(connection)
@@ -83,9 +86,18 @@ class MetricsEndpoint:
             (each for each in self._clients if counts[each.host] == most and each is not newcomer),
             key=lambda each: (each.is_answered, each.since),
         )
-        log.debug("closing the metrics connection from %s: too many connections", closed.host)
+        self._log(
+            closed.host, f"closing the metrics connection from {closed.host}: too many connections"
+        )
         del self._clients[closed]
         closed.scope.cancel()
+
+    def _log(self, host: str, line: str) -> None:
+        """Log at DEBUG what the clients of a host have caused, with a limited rate."""
+        if log.isEnabledFor(logging.DEBUG):
+            more = self._lines.take(host, self._clock.monotonic())
+            if more is not None:
+                log.debug("%s%s", one_line(line), more)
 
     async def _serve_one(self, client: _Client) -> None:
         connection = client.connection
@@ -99,7 +111,7 @@ class MetricsEndpoint:
             trio.ClosedResourceError,
             trio.BrokenResourceError,
         ) as error:
-            log.debug("closed the connection for metrics from %s: %s", client.host, error)
+            self._log(client.host, f"closed the connection for metrics from {client.host}: {error}")
         finally:
             self._clients.pop(client, None)
             connection.close()

@@ -114,7 +114,7 @@ class ChannelListener:
         assert self._rpc is not None
         self._rpc_streams += 1
         try:
-            await self._rpc.serve(stream)
+            await self._rpc.serve(stream, self._log_throttle)
         finally:
             self._rpc_streams -= 1
 

@@ -15,6 +15,7 @@ from metaquorum.channel.calls import (
     encode_refusal,
 )
 from metaquorum.channel.stream import Cause, End, Stream
+from metaquorum.channel.timing import LogThrottle
 from wire.primitives.errors import KafkaError, WireError
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,11 @@ class RpcServer:
         self._opened = opened
         self._ended = ended
 
-    async def serve(self, stream: Stream) -> None:
-        """Answer the calls of `stream` until the stream ends."""
+    async def serve(self, stream: Stream, lines: LogThrottle) -> None:
+        """Answer the calls of `stream` until the stream ends.
+
+        The end is logged with the limits of `lines`: one line for each caller, host and cause.
+        """
         peer = stream.peer
         caller = Caller(peer.sender, peer.incarnation, stream.address)
         self._opened(caller)
@@ -71,10 +75,16 @@ class RpcServer:
         finally:
             caller.closed.set()
             self._ended(caller, stream.end or End(Cause.CLOSED))
-        if end.cause in (Cause.NONSENSE, Cause.OVERFLOW):
-            log.warning("closed the connection from %s: %s", stream, end)
-        else:
-            log.debug("the connection from %s has ended: %s", stream, end)
+        is_fault = end.cause in (Cause.NONSENSE, Cause.OVERFLOW)
+        level, what = (
+            (logging.WARNING, "closed the connection from")
+            if is_fault
+            else (logging.DEBUG, "the end of the connection from")
+        )
+        if log.isEnabledFor(level) and lines.is_due(
+            f"{what} {peer.sender} {stream.address[0]} {end.cause.value}"
+        ):
+            log.log(level, "%s %s: %s", what, stream, end)
 
 
 class _Session:

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from dataplane.instruments.log_rate_limit import ADDRESS_LINES
 from dataplane.network.client import Client
 from dataplane.network.connection import ListenerContext
 from dataplane.network.connection_limits import MAX_PROVISIONAL, PROVISIONAL_S, PeerListener
@@ -445,3 +446,44 @@ async def test_real_sockets_hang_up_in_every_way_and_leave_nothing_behind() -> N
         while server.connection_count:
             await trio.sleep(0.001)
         await server.drain()
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_connections_that_break_in_a_loop_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    """Nor do lines that are not written take the place of others."""
+
+    @in_trio
+    async def scenario() -> None:
+        network = RealNetwork()
+        listener = await network.listen("127.0.0.1", 0)
+        runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
+        server = Server(
+            runtime, [(listener, ListenerContext("PLAINTEXT", echo))], ServerLimits(**LIMITS)
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve)
+            for _ in range(3 * ADDRESS_LINES):
+                with socket.create_connection(listener.address) as sock:
+                    sock.sendall(framed(b"x" * 100_000)[:5000])
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    while not server.connection_count:
+                        await trio.sleep(0.001)
+                while server.connection_count:
+                    await trio.sleep(0.001)
+            if level > logging.DEBUG:
+                with socket.create_connection(listener.address) as sock:
+                    sock.sendall(b"\xff" * 4)
+                    while not caplog.records:
+                        await trio.sleep(0.001)
+            await server.drain()
+
+    with caplog.at_level(level, logger="dataplane.network.connection"):
+        scenario()
+    lines = [each for each in caplog.records if each.name == "dataplane.network.connection"]
+    if level > logging.DEBUG:
+        (line,) = lines
+        assert line.levelno == logging.WARNING
+    else:
+        assert 0 < len(lines) <= ADDRESS_LINES + 5

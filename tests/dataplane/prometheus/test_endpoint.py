@@ -1,10 +1,12 @@
 """Prometheus gets responses while other hosts hold connections to /metrics; time is virtual."""
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 
+from dataplane.instruments.log_rate_limit import ADDRESS_LINES
 from dataplane.prometheus.collector import Collector
 from dataplane.prometheus.endpoint import HEAD_S, IDLE_S, MAX_CONNECTIONS, MetricsEndpoint
 from metaquorum.metadata.loader import MetadataLoader
@@ -165,3 +167,19 @@ def test_the_host_with_the_most_connections_makes_room() -> None:
             await scraping.send(REQUEST)
 
     told(scenario)
+
+
+def test_a_host_that_connects_in_a_loop_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(hosts: Hosts) -> None:
+        for _ in range(10):
+            await hosts.connect_many("attacker", b"nonsense\r\n\r\n", 2 * MAX_CONNECTIONS)
+        await (await hosts.connect("prometheus", b"nonsense\r\n\r\n")).receive_into(bytearray(1))
+
+    with caplog.at_level(logging.DEBUG, logger="dataplane.prometheus.endpoint"):
+        told(scenario)
+    lines = [each.getMessage() for each in caplog.records if "dataplane" in each.name]
+    assert ADDRESS_LINES < len(lines) < 2 * ADDRESS_LINES
+    assert "prometheus" in lines[-1]
+    assert "lines were omitted" in lines[-1]

@@ -181,3 +181,20 @@ async def test_one_to_a_vanished_node_ends() -> None:
         assert [(end.cause, end.is_evidence) for end in ends] == [(Cause.SILENT, False)]
         stream.close()
         nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_calls_of_a_node_that_connects_in_a_loop_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="metaquorum.channel.rpc_server"):
+        async with listening() as found:
+            for _ in range(5):
+                stream = await endpoint(7).dial(StreamKind.RPC, 1, *found.address)
+                while not found.rpc_stream_count:
+                    await trio.sleep(0.001)
+                stream.close()
+                while found.rpc_stream_count:
+                    await trio.sleep(0.001)
+    (line,) = [each.getMessage() for each in caplog.records if "rpc_server" in each.name]
+    assert "node 7 at 127.0.0.1" in line
