@@ -502,7 +502,7 @@ class CoordinatorRuntime(Generic[S]):
         slicer = self._parts.slicer
         records = hosted.shard.due(now, self._parts.clock.now_ms(), lambda: slicer.is_over)
         if records:
-            self._append(hosted, records, None, None, client=COORDINATOR)
+            self._append(hosted, records, None, None, None, COORDINATOR)
         self._arm(hosted)
 
     # Leadership

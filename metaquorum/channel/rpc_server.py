@@ -76,15 +76,14 @@ class RpcServer:
             caller.closed.set()
             self._ended(caller, stream.end or End(Cause.CLOSED))
         is_fault = end.cause in (Cause.NONSENSE, Cause.OVERFLOW)
-        level, what = (
-            (logging.WARNING, "closed the connection from")
-            if is_fault
-            else (logging.DEBUG, "the end of the connection from")
-        )
-        if log.isEnabledFor(level) and lines.is_due(
-            f"{what} {peer.sender} {stream.address[0]} {end.cause.value}"
-        ):
-            log.log(level, "%s %s: %s", what, stream, end)
+        if not log.isEnabledFor(logging.WARNING if is_fault else logging.DEBUG):
+            return
+        if not lines.is_due(f"end of {peer.sender} at {stream.address[0]}: {end.cause.value}"):
+            return
+        if is_fault:
+            log.warning("closed the connection from %s: %s", stream, end)
+        else:
+            log.debug("the connection from %s has ended: %s", stream, end)
 
 
 class _Session:
