@@ -4,7 +4,7 @@ While the worker drains, all of its directories are cordoned in the words of Kaf
 receive no new replicas.
 """
 
-from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import trio
@@ -52,9 +52,6 @@ class KnownLogDirs(Protocol):
     def failed(self) -> Iterable[LogDir]: ...
 
     @property
-    def full(self) -> Container[LogDir]: ...
-
-    @property
     def absent(self) -> Iterable[AbsentDir]: ...
 
     @property
@@ -97,7 +94,7 @@ async def handle_describe_log_dirs(
     for online in usable.values():
         online.is_cordoned = worker.image.is_draining(worker.worker_id)
     for log_dir in log_dirs.online:
-        if log_dir in log_dirs.full and (full := usable.get(log_dir.path)) is not None:
+        if log_dir.is_full and (full := usable.get(log_dir.path)) is not None:
             _show_full(full, worker.configs.integer("message.max.bytes"))
     async for log_dir, partition in _wanted(worker, message.topics):
         log = partition.log

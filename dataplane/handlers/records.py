@@ -90,7 +90,7 @@ async def handle_delete_records(
         topics = [await _of_topic(worker, *each, deleted, until) for each in asked.items()]
     finally:
         worker.slicer.discard(asked)
-    await _keep(worker.replica_manager.log_dirs, deleted, deadline)
+    await _keep(worker, deleted, deadline)
     for name, result in deleted:
         if not result.error_code:
             with trio.CancelScope(deadline=deadline):
@@ -99,7 +99,7 @@ async def handle_delete_records(
 
 
 async def _keep(
-    log_dirs: Checkpoints, deleted: list[tuple[str, DeleteRecordsPartitionResult]], deadline: float
+    worker: HostsRecords, deleted: list[tuple[str, DeleteRecordsPartitionResult]], deadline: float
 ) -> None:
     """Write the checkpoints with the new log start offsets; set an error where they cannot be.
 
@@ -107,7 +107,7 @@ async def _keep(
     """
     of_dir: dict[LogDir | None, list[DeleteRecordsPartitionResult]] = {}
     for name, result in deleted:
-        log_dir = log_dirs.dir_of((name, result.partition_index))
+        log_dir = worker.replica_manager.log_dirs.dir_of((name, result.partition_index))
         of_dir.setdefault(log_dir, []).append(result)
     deadline = min(deadline, trio.current_time() + ROOM_PATIENCE_S)
     while of_dir:
@@ -115,7 +115,7 @@ async def _keep(
         for log_dir, results in list(of_dir.items()):
             try:
                 if log_dir is not None:
-                    await log_dirs.checkpoint_one(log_dir)
+                    await worker.replica_manager.log_dirs.checkpoint_one(log_dir)
                     del of_dir[log_dir]
                     continue
             except DiskFullError:

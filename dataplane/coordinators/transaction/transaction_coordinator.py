@@ -379,7 +379,7 @@ class TransactionCoordinator:
         """Answer a request of a worker: add partitions to transactions, or verify them.
 
         As in Kafka, nothing is added to a transaction if one of its partitions is unknown. This
-        worker's metadata may be older than the asker's, and the end of a transaction writes no
+        worker's metadata may be older than the requester's, and the end of a transaction writes no
         markers to partitions that do not exist. INVALID_REQUEST answers more than MAX_ROWS rows.
         """
         response = AddPartitionsToTxnResponse()
@@ -466,7 +466,7 @@ class TransactionCoordinator:
         return shard.confirmed(transactional_id, producer_id, producer_epoch)
 
     def _add(
-        self, asked: AddPartitionsToTxnTransaction, asker: str
+        self, asked: AddPartitionsToTxnTransaction, requester: str
     ) -> ErrorCode | Asked[ErrorCode]:
         topic_of = self._parts.image.topic
         return self.begin_add(
@@ -475,7 +475,7 @@ class TransactionCoordinator:
             # With the topics' names in the metadata: those of the request would be kept.
             [(known.name, each) for name, each in _places(asked) if (known := topic_of(name))],
             client_version=2,
-            client=asker,
+            client=requester,
         )
 
     async def list_transactions(self, request: ListTransactionsRequest) -> ListTransactionsResponse:

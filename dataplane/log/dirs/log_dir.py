@@ -98,6 +98,7 @@ class LogDir:
         self.path = path
         self.directory_id: Uuid = ZERO_UUID
         self.failure: StorageError | None = None  # why the whole directory is offline
+        self.is_full = False  # a write had no space: see `LogDirs.full`
         self.partitions: dict[Partition, PartitionLog] = {}
         # Offsets in the checkpoints for logs without a folder.
         self.missing: dict[Partition, int] = {}

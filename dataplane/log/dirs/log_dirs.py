@@ -451,11 +451,13 @@ class LogDirs:
     def _filled(self, log_dir: LogDir) -> None:
         if log_dir.failure is None:
             self.full[log_dir] = None
+            log_dir.is_full = True
             self._is_one_full.set()
 
     def has_room(self, log_dir: LogDir) -> None:
         """Note that there is room in the directory again, or that it is no longer used."""
         self.full.pop(log_dir, None)
+        log_dir.is_full = False
         if not self.full and self._is_one_full.is_set():
             self._is_one_full = trio.Event()
 

@@ -349,7 +349,7 @@ def test_bad_requests_are_refused_with_a_sentence() -> None:
 def test_partitions_that_move_already_are_refused_by_name_with_what_to_do() -> None:
     async def scenario(cluster: Together) -> None:
         names = "abcdefghijklmn"
-        client = await filled(cluster, *names, batches=1)
+        client = await filled(cluster, *names, batches=3)  # the first is admitted at any rate
         planned = [(topic, [3, 2]) for topic in names]
         assert await started(client, *planned[:2], rate_bytes_per_s=1) == 1
         one = ReassignablePartition(partition_index=0, replicas=[3, 2])
