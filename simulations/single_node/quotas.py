@@ -390,11 +390,17 @@ class Quotas:
             if was_stable:
                 self._limited(group, limit, answer.throttle_time_ms, size_bytes)
             if conn.heeds:
-                await trio.sleep(answer.throttle_time_ms / 1000)
+                await self._heed(answer.throttle_time_ms / 1000)
             burst += 1
             if group.manner == "bursty" and burst % 20 == 0:
                 await trio.sleep(self.draw.uniform(1, 8))
             await trio.sleep(THINK_S)
+
+    async def _heed(self, throttle_s: float) -> None:
+        """Wait for as long as a client is throttled; at the end of the world, no longer."""
+        until = self.world.now + throttle_s
+        while not self.closing and self.world.now < until:
+            await trio.sleep(min(1.0, until - self.world.now))
 
     def _limit(self, group: Group) -> Resolved | None:
         return resolved(self.rules, group.key, USER_NAME, group.client_id)
