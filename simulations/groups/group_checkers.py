@@ -492,8 +492,8 @@ class Progress:
 class NothingIsSkipped(GroupChecker):
     """Acknowledged records before a group's committed position were processed by its members.
 
-    Excluded are commits by name for a topic that was deleted meanwhile: they move the position in
-    the next topic of that name.
+    Excluded are both topics of a commit by name for one that was deleted meanwhile: it moves the
+    position in the next topic of that name, from which the member has also read.
     """
 
     invariant = "G4"
@@ -516,7 +516,7 @@ class NothingIsSkipped(GroupChecker):
             return
         if written.value.topic_id != attempt.place.topic_id:
             place = Place(bytes(written.value.topic_id), attempt.place.partition)
-            self._mistaken.add((attempt.group, place))
+            self._mistaken |= {(attempt.group, place), (attempt.group, attempt.place)}
             self.world.count("commits by name for another topic")
 
     def finals(self, of_group: str) -> None:
