@@ -132,7 +132,8 @@ class Hoarder(GroupClient):
                 other = self._draw.choice(others)
                 self._hoard.remove(other)
                 _, group_id, member_id, size_bytes = other
-                size_bytes -= 1  # with the same subscription, nothing changes in its generation
+                # With the same subscription, nothing would change in its generation.
+                size_bytes = size_bytes - 1 if size_bytes else _SIZES[-1]
                 code, _ = await self.join(connection, group_id, size_bytes, member_id)
                 if code is ErrorCode.NONE:
                     self._hoard.append((self.name, group_id, member_id, size_bytes))
