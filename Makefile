@@ -58,10 +58,10 @@ spark-discovery: metaquorum/spark/discovery/__init__.py
 		mkdir -p "$$site/pyspark_metaquorum" && cp $< "$$site/pyspark_metaquorum/"
 
 demo: $(VENV)/installed-demo
-	@$(BIN)/python -m cli.demo $(FILE)
+	@$(BIN)/python -m metaquorum.cli.demo $(FILE)
 
 spark-demo: $(VENV)/installed-spark
-	@$(BIN)/python -m cli.spark_demo
+	@$(BIN)/python -m metaquorum.cli.spark_demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -rs -m 'not conformance' $(ARGS)
@@ -82,7 +82,7 @@ INTERPRETED := tests/wire/records tests/wire/protocol tests/dataplane/log tests/
 	tests/dataplane/handlers/test_fetch.py tests/dataplane/maintenance/test_log_cleaner.py \
 	tests/hostile/test_lying_batches.py tests/hostile/test_siege.py
 interpreted: $(VENV)/installed-test
-	@form="$$($(BIN)/python -c 'from wire.protocol import request_form; from wire.records import walk_form; \
+	@form="$$($(BIN)/python -c 'from metaquorum.wire.protocol import request_form; from metaquorum.wire.records import walk_form; \
 		print(*sorted({request_form.form_name(), walk_form.form_name()}), sep=" and ")')"; \
 	if [ "$$form" = compiled ]; then \
 		METAQUORUM_INTERPRETED=1 $(BIN)/python -m pytest -n $(JOBS) $(INTERPRETED); \
@@ -113,7 +113,7 @@ docs: $(VENV)/installed-docs
 	@echo 'built: build/docs/index.html'
 
 sim: $(VENV)/installed-test
-	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m metaquorum.simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/installed-test
 	BIN="$(CURDIR)/$(BIN)" NODES=$(NODES) TLS=$(TLS) tests/peers/side_by_side $(BENCH)

@@ -16,8 +16,8 @@ from importlib.metadata import files
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from cli.common.processes import is_free
-from cli.server.cluster_layout import QUORUM_PORT_OFFSET
+from metaquorum.cli.common.processes import is_free
+from metaquorum.cli.server.cluster_layout import QUORUM_PORT_OFFSET
 from metaquorum.runtime.own_processes import own_command, own_environment
 
 HOST: Final = "127.0.0.1"
@@ -125,7 +125,9 @@ def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
 
 def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
     where = ["--dir", str(DIR)]
-    return run("cli.server.main", "mq-server", "cluster", verb, *arguments, *where, shown=shown)
+    return run(
+        "metaquorum.cli.server.main", "mq-server", "cluster", verb, *arguments, *where, shown=shown
+    )
 
 
 def base_port() -> int:
@@ -321,7 +323,13 @@ def show_recovery(bootstrap: str, victim: int) -> None:
     wait_in_sync(bootstrap)
     say(f"   all replicas are in sync again {time.monotonic() - began:.2f} s later:")
     run(
-        "cli.admin.main", "mq-admin", "-b", bootstrap.partition(",")[0], "topics", "describe", TOPIC
+        "metaquorum.cli.admin.main",
+        "mq-admin",
+        "-b",
+        bootstrap.partition(",")[0],
+        "topics",
+        "describe",
+        TOPIC,
     )
 
 

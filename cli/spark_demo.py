@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from cli.demo import base_port, run, say
+from metaquorum.cli.demo import base_port, run, say
 from metaquorum.client.cluster import Cluster
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.producer import Producer, ProducerRecord
@@ -54,7 +54,9 @@ def fail(sentence: str) -> int:
 
 def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
     where = ["--dir", str(DIR)]
-    return run("cli.server.main", "mq-server", "cluster", verb, *arguments, *where, shown=shown)
+    return run(
+        "metaquorum.cli.server.main", "mq-server", "cluster", verb, *arguments, *where, shown=shown
+    )
 
 
 @contextmanager
@@ -114,7 +116,7 @@ def load_and_kill(bootstrap: str) -> bool:
     say(f"   $ mq-load {' '.join(arguments)}")
     with LOG.open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - a module of ours
-            [*own_command("cli.load.main"), *arguments],
+            [*own_command("metaquorum.cli.load.main"), *arguments],
             env=own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -159,7 +161,7 @@ def show(report: LoadReport) -> None:
         f"   Load {report.version} is committed: {len(report.rows)} ranges, {report.records:,} "
         f"records, {report.file_bytes:,} bytes of Parquet; offsets without a record: {missing}."
     )
-    run("cli.load.main", "mq-load", "report", str(OUTPUT), "--html", str(REPORT))
+    run("metaquorum.cli.load.main", "mq-load", "report", str(OUTPUT), "--html", str(REPORT))
     say(f"   The report as an HTML page, with a bar for each range: {REPORT}")
 
 

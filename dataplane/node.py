@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dataplane.node_config import Address, NodeConfig
 from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.identity import ChannelIdentity, SecretError
+from metaquorum.dataplane.node_config import Address, NodeConfig
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.rpc.follower import MetadataFollower
@@ -31,15 +31,15 @@ from metaquorum.runtime import Listener, Runtime, StorageError, sleep
 from metaquorum.security.tls_context import TlsFilesError, keep_reloading
 from metaquorum.storage.bootstrap_records import read_first_records
 from metaquorum.storage.data_dir import DirWatch, Storage, open_storage
-from wire.primitives.errors import KafkaError
-from wire.primitives.types import random_uuid
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.types import random_uuid
 
 if TYPE_CHECKING:  # a role is imported by the nodes that have it
-    from dataplane.log.dirs.log_dirs import LogDirs
-    from dataplane.prometheus.endpoint import MetricsEndpoint
-    from dataplane.worker.context import Worker
-    from dataplane.worker_server import WorkerRole
     from metaquorum.controller_server import ControllerRole
+    from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+    from metaquorum.dataplane.prometheus.endpoint import MetricsEndpoint
+    from metaquorum.dataplane.worker.context import Worker
+    from metaquorum.dataplane.worker_server import WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Node:
         log_dirs: LogDirs | None = None
         if config.is_worker:
             # Imported before the controller runs: the slow import would delay its heartbeats.
-            from dataplane.worker_server import WorkerRole
+            from metaquorum.dataplane.worker_server import WorkerRole
 
             option = "address in listeners" if config.listeners else "--listen"
             for asked in config.client_listeners:
@@ -204,7 +204,7 @@ class Node:
                 raise error
 
     async def _open_log_dirs(self, storage: Storage) -> "LogDirs":
-        from dataplane.log.dirs.log_dirs import LogDirs
+        from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 
         disk, random = self._runtime.disk, self._runtime.random
         paths = self._log_dir_paths
@@ -304,8 +304,8 @@ class Node:
         address = self.config.metrics_listen
         if address is None:
             return None
-        from dataplane.prometheus.collector import Collector
-        from dataplane.prometheus.endpoint import MetricsEndpoint
+        from metaquorum.dataplane.prometheus.collector import Collector
+        from metaquorum.dataplane.prometheus.endpoint import MetricsEndpoint
 
         listener = await self._listen(address, "--metrics-listen")
         stack.callback(listener.close)

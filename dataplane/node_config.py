@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from dataplane.log.segments.files import LEAST_OPEN_FILES, MAX_OPEN_FILES
-from dataplane.network.listeners import (
+from metaquorum.dataplane.log.segments.files import LEAST_OPEN_FILES, MAX_OPEN_FILES
+from metaquorum.dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
     ReplicationListener,
     SecurityProtocol,
 )
 from metaquorum.security.tls_context import TlsFiles
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"

@@ -19,30 +19,30 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dataplane.config.worker import WorkerConfigs
-from dataplane.handlers.dispatcher import Dispatcher
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.maintenance.background_tasks import BackgroundTasks
-from dataplane.network.connection import ListenerContext
-from dataplane.network.connection_limits import PeerListener
-from dataplane.network.listener_tls import ListenerTls, context_for_dialing
-from dataplane.network.login_counts import LoginCounts
-from dataplane.network.replies import Handle
-from dataplane.network.sasl_authenticator import SaslAuthenticator
-from dataplane.network.server import Server, ServerLimits
-from dataplane.node_config import NodeConfig
-from dataplane.partition.plan_throttles import PlanThrottles
-from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.replication.isr_manager import IsrManager
-from dataplane.replication.replica_authentication import ReplicaAuthenticator
-from dataplane.replication.replica_manager import ReplicaManager
-from dataplane.replication.truncation_ledger import TruncationLedger
-from dataplane.worker.context import Worker
 from metaquorum.channel import Endpoint as ChannelEndpoint
 from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.dataplane.config.worker import WorkerConfigs
+from metaquorum.dataplane.handlers.dispatcher import Dispatcher
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.maintenance.background_tasks import BackgroundTasks
+from metaquorum.dataplane.network.connection import ListenerContext
+from metaquorum.dataplane.network.connection_limits import PeerListener
+from metaquorum.dataplane.network.listener_tls import ListenerTls, context_for_dialing
+from metaquorum.dataplane.network.login_counts import LoginCounts
+from metaquorum.dataplane.network.replies import Handle
+from metaquorum.dataplane.network.sasl_authenticator import SaslAuthenticator
+from metaquorum.dataplane.network.server import Server, ServerLimits
+from metaquorum.dataplane.node_config import NodeConfig
+from metaquorum.dataplane.partition.plan_throttles import PlanThrottles
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.dataplane.replication.isr_manager import IsrManager
+from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthenticator
+from metaquorum.dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.dataplane.replication.truncation_ledger import TruncationLedger
+from metaquorum.dataplane.worker.context import Worker
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint
@@ -54,7 +54,7 @@ from metaquorum.security.decoy_key import derived_decoy_key, kept_decoy_key
 from metaquorum.security.tls_context import ReloadedContext, keep_reloading
 
 if TYPE_CHECKING:
-    from dataplane.prometheus.collector import Collector
+    from metaquorum.dataplane.prometheus.collector import Collector
 
 log = logging.getLogger(__name__)
 

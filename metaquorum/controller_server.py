@@ -30,7 +30,7 @@ from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import REGISTER_CONTROLLER
 from metaquorum.rpc.service import ControllerService
 from metaquorum.runtime.interfaces import Runtime, sleep
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""Command line of the simulator: python -m simulations run | ci | gates | replay | shrink | ..."""
+"""Command line of the simulator: python -m metaquorum.simulations run | ci | gates | replay |
+shrink | ..."""
 
 import gc
 import json
@@ -14,13 +15,13 @@ from typing import Final
 import click
 
 from metaquorum.runtime.own_processes import own_command, own_environment
-from simulations.mutants.registry import MUTANTS, Mutant
-from simulations.runner.batch import Job, run_batch, run_jobs
-from simulations.runner.ci import ci, gates
-from simulations.runner.report import Progress, print_totals
-from simulations.runner.runs import Outcome, run_seed
-from simulations.runner.shrinking import shrink_seed
-from simulations.scenarios.registry import SCENARIOS
+from metaquorum.simulations.mutants.registry import MUTANTS, Mutant
+from metaquorum.simulations.runner.batch import Job, run_batch, run_jobs
+from metaquorum.simulations.runner.ci import ci, gates
+from metaquorum.simulations.runner.report import Progress, print_totals
+from metaquorum.simulations.runner.runs import Outcome, run_seed
+from metaquorum.simulations.runner.shrinking import shrink_seed
+from metaquorum.simulations.scenarios.registry import SCENARIOS
 
 MUTANT_SEEDS: Final = 200
 # Seconds of CPU after which a seed counts as hung: no task in a world waits for real time, so a
@@ -173,7 +174,7 @@ def replay(
 def _show_difference(scenario: str, seed: int, mutant: str | None) -> None:
     import subprocess
 
-    command = [*own_command("simulations"), "replay", scenario, str(seed)]
+    command = [*own_command("metaquorum.simulations"), "replay", scenario, str(seed)]
     command += ["--defect", mutant] if mutant else []
     outputs = [
         subprocess.run(  # noqa: S603 - this very module
@@ -214,7 +215,7 @@ def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
         click.echo(f"  {shrunk.faults[number]}")
     mutated = f" --defect {defect}" if defect else ""
     left_out = f" --without {','.join(map(str, shrunk.left_out))}" if shrunk.left_out else ""
-    click.echo(f"    python -m simulations replay {scenario} {seed}{mutated}{left_out}")
+    click.echo(f"    python -m metaquorum.simulations replay {scenario} {seed}{mutated}{left_out}")
     sys.exit(1)
 
 

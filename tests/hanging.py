@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.socket_transport import wait
-from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from wire.messages.produce import (
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from metaquorum.wire.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.records.records import Record, encode_batch
 
 UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 _BY_NAME_UNTIL = 11  # later versions of Produce add the partition to the transaction

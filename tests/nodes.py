@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA = ROOT / "tests" / "peers" / "kafka"
-SERVER: Final = (sys.executable, "-m", "cli.server.main")
+SERVER: Final = (sys.executable, "-m", "metaquorum.cli.server.main")
 READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (\S+), data (.+) \(")
 # Timeout of all waits. Conditions hold within milliseconds on an idle machine, and later on a busy
 # one; only a failing test waits for the whole time.

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.__main__ import main as simulator
+from metaquorum.simulations.__main__ import main as simulator
 from tests.nodes import PATIENCE_S, READY, ROOT, SHARED, Node, free_ports, wait_until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -222,7 +222,7 @@ def assert_names_exist(words: list[str]) -> None:
             name = words[words.index("-k") + 1]
             assert re.search(rf"def test_\w*{name}", (ROOT / words[1]).read_text())
         return
-    assert words[0] == "simulations"
+    assert words[0] == "metaquorum.simulations"
     command = simulator.commands[words[1]]
     end = words.index("#") if "#" in words else len(words)
     command.make_context(words[1], words[2:end])

@@ -98,7 +98,7 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     assert found == []
 
 
-def test_nothing_installed_is_called_tests() -> None:
+def test_one_name_is_installed() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     included = settings["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert sorted(included) == ["cli*", "dataplane*", "metaquorum*", "simulations*", "wire*"]
+    assert included == ["metaquorum*"]

@@ -30,7 +30,7 @@ _NAMES_OF_SIMULATOR = """
 WORDS = tuple(_WORDS.split())
 NAMES = frozenset(_NAMES.split())
 NAMES_OF_SIMULATOR = frozenset(_NAMES_OF_SIMULATOR.split())
-# Click names a command after its function: `python -m simulations defects`.
+# Click names a command after its function: `python -m metaquorum.simulations defects`.
 COMMANDS = {("simulations/__main__.py", "defects")}
 
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import click
 
-from cli.admin.common.session import REFUSED, Session, dry_run_option, session_command
-from cli.common.output import Column, Row, echo_exact, plain
+from metaquorum.cli.admin.common.session import REFUSED, Session, dry_run_option, session_command
+from metaquorum.cli.common.output import Column, Row, echo_exact, plain
 from metaquorum.client.values import (
     ConfigChange,
     ConfigEntry,

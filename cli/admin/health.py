@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cli.admin.common.session import Session
-from cli.common.output import Column, Row
-from cli.common.times import ago_text
+from metaquorum.cli.admin.common.session import Session
+from metaquorum.cli.common.output import Column, Row
+from metaquorum.cli.common.times import ago_text
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.health import MissingReplica, PartitionHealth, Trouble
 from metaquorum.client.topic_survival import NEVER, Place, Placed, Sentence, TopicFacts

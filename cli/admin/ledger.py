@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
-from cli.common.output import Column, Row, show_table
-from cli.common.times import iso_text
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
+from metaquorum.cli.common.output import Column, Row, show_table
+from metaquorum.cli.common.times import iso_text
 from metaquorum.client.errors import BrokerError, UnreachableError
 from metaquorum.client.values import Truncation
 

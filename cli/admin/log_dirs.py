@@ -2,8 +2,8 @@
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
-from cli.common.output import Column, Row, size_text
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
+from metaquorum.cli.common.output import Column, Row, size_text
 from metaquorum.client.errors import BrokerError, UnreachableError
 from metaquorum.client.values import LogDir
 

@@ -2,8 +2,8 @@
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, session_command
-from cli.common.output import Column, Row
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, session_command
+from metaquorum.cli.common.output import Column, Row
 from metaquorum.client.usage.coordinator_memory import STATE_OF, CoordinatorBudget
 
 _COLUMNS = (

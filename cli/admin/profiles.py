@@ -4,9 +4,9 @@ import os
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.common.output import Column, Row
-from cli.common.settings import read_profiles
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.common.output import Column, Row
+from metaquorum.cli.common.settings import read_profiles
 
 _COLUMNS = (
     Column("profile"),

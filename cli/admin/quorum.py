@@ -4,9 +4,9 @@ import time
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.common.output import Column, Row, show_pairs, show_table
-from cli.common.times import ago_text, iso_text
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.common.output import Column, Row, show_pairs, show_table
+from metaquorum.cli.common.times import ago_text, iso_text
 from metaquorum.client.values import Quorum, QuorumReplica
 
 _COLUMNS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.session import (
     INT32_MAX,
     Session,
     dry_run_option,
@@ -15,7 +15,7 @@ from cli.admin.common.session import (
     topic_argument,
     yes_option,
 )
-from cli.admin.health import (
+from metaquorum.cli.admin.health import (
     TROUBLE_COLUMNS,
     health_columns,
     health_row,
@@ -24,7 +24,7 @@ from cli.admin.health import (
     topic_facts,
     trouble_rows,
 )
-from cli.common.output import Column, Row, printable, show_pairs, show_table
+from metaquorum.cli.common.output import Column, Row, printable, show_pairs, show_table
 from metaquorum.client.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, InterruptedChangeError
@@ -40,7 +40,7 @@ from metaquorum.client.values import (
     ResourceType,
     Topic,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _LIST_COLUMNS = (
     Column("topic"),

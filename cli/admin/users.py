@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import REFUSED, Session, session_command, yes_option
-from cli.common.output import Column, Row, printable
-from cli.common.security import MAX_PASSWORD_BYTES
+from metaquorum.cli.admin.common.session import REFUSED, Session, session_command, yes_option
+from metaquorum.cli.common.output import Column, Row, printable
+from metaquorum.cli.common.security import MAX_PASSWORD_BYTES
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.users import DEFAULT_MECHANISM, Credentials, is_unknown
 from metaquorum.security.scram import (
@@ -18,7 +18,7 @@ from metaquorum.security.scram import (
     MAX_ITERATIONS,
     MIN_ITERATIONS,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 PASSWORD_VARIABLE: Final = "MQ_NEW_PASSWORD"  # noqa: S105
 _COLUMNS: Final = (Column("user"), Column("mechanism"), Column("iterations"))

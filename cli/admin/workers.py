@@ -2,18 +2,18 @@
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, session_command, yes_option
-from cli.admin.moves.options import (
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, session_command, yes_option
+from metaquorum.cli.admin.moves.options import (
     ThrottleChoice,
     batch_option,
     refuse_without,
     throttle_options,
 )
-from cli.common.output import Column, Row, show_pairs
-from cli.common.times import ago_text
+from metaquorum.cli.common.output import Column, Row, show_pairs
+from metaquorum.cli.common.times import ago_text
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.values import WorkerDescription
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _COLUMNS = (
     Column("worker"),
@@ -117,7 +117,7 @@ def drain(
         f" {data['leads']} partitions"
     )
     if is_started:
-        from cli.admin.moves.drain import start_drain
+        from metaquorum.cli.admin.moves.drain import start_drain
 
         session.say("")
         data |= start_drain(session, worker, chosen, batch)

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from cli.common.empty_values import refuse_empty_values
-from cli.common.output import printable
+from metaquorum.cli.common.empty_values import refuse_empty_values
+from metaquorum.cli.common.output import printable
 
 
 class LazyGroup(click.Group):

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from wire.messages.describe_quorum import (
+from metaquorum.wire.messages.describe_quorum import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumTopic,
 )
-from wire.messages.metadata import MetadataRequest
-from wire.primitives.errors import WireError
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.schema.message import Message
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.schema.message import Message
 
 HOST: Final = "127.0.0.1"
 PROBE_TIMEOUT_S: Final = 1.0

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from cli.common.security import KEYS, resolve_security
+from metaquorum.cli.common.security import KEYS, resolve_security
 from metaquorum.client.security import PLAINTEXT, Security
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 OUTPUTS: Final = ("text", "json", "yaml")

@@ -1,5 +1,5 @@
 """mq-load: the command that loads offset ranges of topics into Parquet files, restartable.
 
-Imports `cli.common` and `metaquorum.spark`. I/O: the terminal; files and network through
+Imports `metaquorum.cli.common` and `metaquorum.spark`. I/O: the terminal; files and network through
 `metaquorum.spark.loader`. Start with `main` (the table of commands).
 """

@@ -7,13 +7,13 @@ from typing import Final, NoReturn
 
 import click
 
-from cli.common.output import printable
-from cli.load.extras import missing_text
+from metaquorum.cli.common.output import printable
+from metaquorum.cli.load.extras import missing_text
 from metaquorum.client.errors import AdminError, UnreachableError
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.given_options import OptionError
 from metaquorum.spark.loader.errors import LoaderError, UsageError
-from wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.errors import KafkaError, WireError
 
 REFUSED: Final = 1
 BAD_USAGE: Final = 2

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import click
 
-from cli.common.output import printable, show_data
-from cli.common.security import security_options
-from cli.common.settings import resolve
-from cli.load.errors import says_why
-from cli.load.progress import watch_progress
-from cli.load.show import show_plan, show_report, write_html
+from metaquorum.cli.common.output import printable, show_data
+from metaquorum.cli.common.security import security_options
+from metaquorum.cli.common.settings import resolve
+from metaquorum.cli.load.errors import says_why
+from metaquorum.cli.load.progress import watch_progress
+from metaquorum.cli.load.show import show_plan, show_report, write_html
 from metaquorum.spark.loader.errors import UsageError
 from metaquorum.spark.loader.load_job import (
     DEFAULT_RECORDS_PER_RANGE,

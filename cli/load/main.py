@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from cli.common.lazy_group import LazyGroup
-from cli.load.extras import missing_text
+from metaquorum.cli.common.lazy_group import LazyGroup
+from metaquorum.cli.load.extras import missing_text
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class _Commands(LazyGroup):
 
 @click.group(
     cls=_Commands,
-    late={name: f"cli.load.{place.attribute}" for name, place in COMMANDS.items()},
+    late={name: f"metaquorum.cli.load.{place.attribute}" for name, place in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="metaquorum", prog_name="mq-load")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cli.common.output import printable, size_text
+from metaquorum.cli.common.output import printable, size_text
 from metaquorum.spark.loader.coordinator import Events
 from metaquorum.spark.loader.table.load_plan import LoadPlan
 from metaquorum.spark.loader.table.manifest import Manifest

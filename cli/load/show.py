@@ -6,8 +6,16 @@ from typing import Any, Final
 
 import click
 
-from cli.common.output import Column, Row, printable, show_data, show_pairs, show_table, size_text
-from cli.common.times import iso_text
+from metaquorum.cli.common.output import (
+    Column,
+    Row,
+    printable,
+    show_data,
+    show_pairs,
+    show_table,
+    size_text,
+)
+from metaquorum.cli.common.times import iso_text
 from metaquorum.spark.gaps import DATA_LOSS, GapReason
 from metaquorum.spark.loader.errors import OutputError
 from metaquorum.spark.loader.html_report import html_report

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from cli.common.output import printable, show_data
-from cli.load.errors import says_why
-from cli.load.load import read_storage_options
-from cli.load.show import show_report, write_html
+from metaquorum.cli.common.output import printable, show_data
+from metaquorum.cli.load.errors import says_why
+from metaquorum.cli.load.load import read_storage_options
+from metaquorum.cli.load.show import show_report, write_html
 from metaquorum.spark.loader.bundle import write_bundle
 from metaquorum.spark.loader.load_job import committed_files, read_report
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from cli.common.processes import (
+from metaquorum.cli.common.processes import (
     HOST,
     POLL_S,
     QuorumAnswer,
@@ -35,7 +35,7 @@ from cli.common.processes import (
     usage,
     wait,
 )
-from cli.server.cluster_files import (
+from metaquorum.cli.server.cluster_files import (
     MAX_PORT,
     FilesError,
     check_room,
@@ -46,11 +46,11 @@ from cli.server.cluster_files import (
     remove,
     write_state,
 )
-from cli.server.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, State
-from cli.server.quorum_options import QUORUM_SIZES
+from metaquorum.cli.server.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, State
+from metaquorum.cli.server.quorum_options import QUORUM_SIZES
 from metaquorum.runtime.own_processes import own_command, own_environment
 from metaquorum.storage.data_dir import new_id
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 DEFAULT_DIR: Final = "mq-cluster"
 DEFAULT_BASE_PORT: Final = 19092
@@ -137,7 +137,7 @@ class Cluster:
 
     def _command(self, node: int) -> list[str]:
         toml = str(self._home(node) / "server.toml")
-        return [*own_command("cli.server.main"), "run", "--config", toml]
+        return [*own_command("metaquorum.cli.server.main"), "run", "--config", toml]
 
     def pid(self, node: int) -> int | None:
         """Return the recorded process id if the process still is this node."""

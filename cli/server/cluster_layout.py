@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cli.common.processes import HOST
-from cli.server.quorum_options import QUORUM_SIZES
+from metaquorum.cli.common.processes import HOST
+from metaquorum.cli.server.quorum_options import QUORUM_SIZES
 
 QUORUM_PORT_OFFSET: Final = 100
 MAX_NODES: Final = QUORUM_PORT_OFFSET

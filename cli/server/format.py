@@ -10,10 +10,10 @@ from random import SystemRandom
 
 import click
 
-from cli.common.usage import UsageError
-from cli.server.quorum_options import cluster_id_option
-from cli.server.scram_option import scram_records
 from metaquorum.channel.identity import SecretError, create_secret
+from metaquorum.cli.common.usage import UsageError
+from metaquorum.cli.server.quorum_options import cluster_id_option
+from metaquorum.cli.server.scram_option import scram_records
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.runtime.one_line import one_line
 from metaquorum.runtime.system import RealDisk

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Final, TypeAlias
 
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     MalformedRecordError,
     OffsetKey,
@@ -11,8 +11,8 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     decode_offset_value,
 )
-from dataplane.log.dump import Decode
-from dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.log.dump import Decode
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
 
 Row: TypeAlias = dict[str, Any]
 

@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 
 import click
 
-from cli.common.output import plain, printable
-from cli.common.times import iso_text
-from dataplane.log.dump import aborted_rows, producer_rows, segment_rows
-from dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
-from dataplane.log.segments.names import SNAPSHOT as PRODUCER_SNAPSHOT
+from metaquorum.cli.common.output import plain, printable
+from metaquorum.cli.common.times import iso_text
+from metaquorum.dataplane.log.dump import aborted_rows, producer_rows, segment_rows
+from metaquorum.dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
+from metaquorum.dataplane.log.segments.names import SNAPSHOT as PRODUCER_SNAPSHOT
 from metaquorum.runtime.one_line import json_escaped, one_line
 from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
 from metaquorum.storage.dump import (
@@ -118,7 +118,7 @@ def _rows(path: str, offsets: Offsets, keys: bool) -> Iterator[Row]:
                 offsets.by_index[row["index"]] = row["end_offset"]
             yield row
     elif path.endswith(LOG):
-        from cli.server.internal_records import decoder_for  # most dumps do not need it
+        from metaquorum.cli.server.internal_records import decoder_for  # most dumps do not need it
 
         yield from segment_rows(path, records=keys, decode=decoder_for(path) if keys else None)
     elif path.endswith(ABORTED_INDEX):

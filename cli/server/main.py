@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli.common.lazy_group import LazyGroup
-from cli.common.logs import LOG_FORMATS, LOG_LEVELS, configure_logging
-from cli.common.process_figures import process_figures, start_words
-from cli.common.usage import UsageError, address_text
+from metaquorum.cli.common.lazy_group import LazyGroup
+from metaquorum.cli.common.logs import LOG_FORMATS, LOG_LEVELS, configure_logging
+from metaquorum.cli.common.process_figures import process_figures, start_words
+from metaquorum.cli.common.usage import UsageError, address_text
 from metaquorum.runtime.one_line import one_line
 
 if TYPE_CHECKING:
-    from cli.server.node_options import Invocation
+    from metaquorum.cli.server.node_options import Invocation
 
 BAD_USAGE: Final = 2
 FAILED: Final = 1
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 # Imported when they are used, so that `run` starts faster.
 _LATE: Final = {
-    "cluster": "cli.server.cluster:cluster_group",
-    "format": "cli.server.format:format_command",
-    "cluster-id": "cli.server.format:cluster_id_command",
-    "secret": "cli.server.format:secret_command",
-    "log": "cli.server.log_dump:log_group",
+    "cluster": "metaquorum.cli.server.cluster:cluster_group",
+    "format": "metaquorum.cli.server.format:format_command",
+    "cluster-id": "metaquorum.cli.server.format:cluster_id_command",
+    "secret": "metaquorum.cli.server.format:secret_command",
+    "log": "metaquorum.cli.server.log_dump:log_group",
 }
 
 
@@ -140,7 +140,7 @@ def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
     """
     # Imported objects stay alive: garbage collection would take a fifth of the import time.
     gc.disable()
-    from cli.server.node_options import invocation
+    from metaquorum.cli.server.node_options import invocation
 
     try:
         asked = invocation(options, config_file, sets)
@@ -155,12 +155,12 @@ def _run_node(invocation: "Invocation") -> int:
     """Run the node and return the exit code. Imports are late, since --help needs none of them."""
     import trio
 
-    from cli.server.open_files import raise_open_files_limit, warn_of_low_limit
-    from cli.server.task_dump import print_tasks_on_signal
-    from dataplane.node import Node, NodeError
+    from metaquorum.cli.server.open_files import raise_open_files_limit, warn_of_low_limit
+    from metaquorum.cli.server.task_dump import print_tasks_on_signal
+    from metaquorum.dataplane.node import Node, NodeError
     from metaquorum.runtime.system import real_runtime
-    from wire.protocol.request_form import form_name as request_form_name
-    from wire.records.walk_form import form_name
+    from metaquorum.wire.protocol.request_form import form_name as request_form_name
+    from metaquorum.wire.records.walk_form import form_name
 
     # Imported objects stay alive, so the garbage collector can skip them now (30 ms) and later. The
     # start and requests leave no reference cycles, so the oldest generation, which takes longest,

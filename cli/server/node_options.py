@@ -9,10 +9,14 @@ from typing import Any, Final
 
 import click
 
-from cli.common.logs import LOG_FORMATS, LOG_LEVELS
-from cli.common.usage import UsageError, address, address_text, without_brackets
-from cli.server.quorum_options import KAFKAS_ROLES, quorum_settings
-from dataplane.network.listeners import (
+from metaquorum.cli.common.logs import LOG_FORMATS, LOG_LEVELS
+from metaquorum.cli.common.usage import UsageError, address, address_text, without_brackets
+from metaquorum.cli.server.quorum_options import KAFKAS_ROLES, quorum_settings
+from metaquorum.config.addresses import is_anywhere
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import find_key, parse_all
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
     ListenerError,
@@ -20,13 +24,9 @@ from dataplane.network.listeners import (
     client_listeners,
     replicating,
 )
-from dataplane.node_config import NodeConfig
-from metaquorum.config.addresses import is_anywhere
-from metaquorum.config.definition import Scope
-from metaquorum.config.registry import find_key, parse_all
-from metaquorum.config.resolution import WorkerLayers
-from wire.primitives.errors import KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.dataplane.node_config import NodeConfig
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 DEFAULT_DATA_DIR: Final = "mq-data"
 DEFAULT_LISTEN: Final = "127.0.0.1:9092"

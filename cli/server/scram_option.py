@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from cli.common.usage import UsageError
+from metaquorum.cli.common.usage import UsageError
 from metaquorum.controller.scram_changes import (
     MAX_NAME_CHARS,
     ScramUpsertion,
@@ -26,7 +26,7 @@ from metaquorum.security.scram import (
     ScramMechanism,
     salted_password,
 )
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 MAX_PASSWORD_BYTES: Final = 4096
 _FORM: Final = re.compile(r"(?P<mechanism>[A-Za-z0-9-]+)=\[(?P<fields>.*)\]", re.DOTALL)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
-from dataplane.log.compaction.compaction import CompactionLimits
-from dataplane.log.retention import UNLIMITED
-from dataplane.log.segments.config import LogConfig
 from metaquorum.config.resolution import Configs
 from metaquorum.config.throttled_replicas import ThrottledReplicas
-from wire.primitives.frozen import frozen
-from wire.records.compression import Codec
+from metaquorum.dataplane.log.compaction.compaction import CompactionLimits
+from metaquorum.dataplane.log.retention import UNLIMITED
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.records.compression import Codec
 
 _CODECS: Final[Mapping[str, Codec | None]] = {
     "producer": None,

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, NoReturn
 
-from dataplane.config.topic import TopicConfig
-from dataplane.coordinators.shard import CoordinatorRecord
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.varint import varint
-from wire.records.batches import (
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.varint import varint
+from metaquorum.wire.records.batches import (
     CRC_START,
     HEADER_BYTES,
     MAGIC,
@@ -16,8 +16,8 @@ from wire.records.batches import (
     pack_after_crc,
     pack_up_to_crc,
 )
-from wire.records.crc import crc32c
-from wire.records.records import encode_pairs
+from metaquorum.wire.records.crc import crc32c
+from metaquorum.wire.records.records import encode_pairs
 
 # Records and bytes of one batch: larger writes are several batches, each replayed in one step.
 BATCH_RECORDS: Final = 1000

@@ -4,7 +4,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
-from dataplane.coordinators.client_budget import COORDINATOR
-from dataplane.coordinators.runtime import CoordinatorRuntime
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.network.delayed import Timers
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.coordinators.client_budget import COORDINATOR
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.network.delayed import Timers
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 

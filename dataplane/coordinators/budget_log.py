@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dataplane.coordinators.client_budget import SHARE, ClientBudget, Refusal
-from dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.coordinators.client_budget import SHARE, ClientBudget, Refusal
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
 
 log = logging.getLogger(__name__)
 

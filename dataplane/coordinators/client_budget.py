@@ -2,7 +2,7 @@
 
 State is groups and members, committed offsets, or transactional ids: each kind has one budget on a
 worker. A client is a principal, or an address where clients do not authenticate
-(`dataplane.network.client.Client.account`).
+(`metaquorum.dataplane.network.client.Client.account`).
 
     admitted    memory of what the client has created: a member, an offset, an id
     grown       by how much that has grown since: assignments, open transactions

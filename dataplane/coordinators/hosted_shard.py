@@ -29,14 +29,14 @@ from enum import Enum
 from math import inf
 from typing import Final, Generic, TypeVar
 
-from dataplane.coordinators.client_budget import UNKNOWN
-from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.network.delayed import Timer
-from dataplane.partition.partition import CommitWaiter, Partition
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import NO_PRODUCER_ID
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.network.delayed import Timer
+from metaquorum.dataplane.partition.partition import CommitWaiter, Partition
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import NO_PRODUCER_ID
 
 S = TypeVar("S", bound=Shard)
 

@@ -24,20 +24,20 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.hosted_shard import HostedShard
-from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.files import ColdError
-from dataplane.log.segments.markers import marker_at
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.log.segments.slices import LogSlice
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work
+from metaquorum.dataplane.coordinators.hosted_shard import HostedShard
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.files import ColdError
+from metaquorum.dataplane.log.segments.markers import marker_at
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work
 from metaquorum.runtime import Clock, Disk, File, StorageError
 from metaquorum.runtime.interfaces import sleep
-from wire.primitives.errors import KafkaError, WireError
-from wire.records.batches import BatchHeader, BatchState, batches, scan
-from wire.records.records import ControlType, record_spans
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.records.batches import BatchHeader, BatchState, batches, scan
+from metaquorum.wire.records.records import ControlType, record_spans
 
 S = TypeVar("S", bound=Shard)
 

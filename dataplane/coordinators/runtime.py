@@ -36,26 +36,31 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.appending import (
+from metaquorum.dataplane.coordinators.appending import (
     EncodedBatch,
     encoded_batches,
     encoded_record,
     refusal,
 )
-from dataplane.coordinators.asked import Asked
-from dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
-from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State, pending_bytes
-from dataplane.coordinators.loading import LoadError, LoadParts, ShardLoader
-from dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionOf, Write
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.network.delayed import Timers
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.coordinators.asked import Asked
+from metaquorum.dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
+from metaquorum.dataplane.coordinators.hosted_shard import (
+    HostedShard,
+    PendingBatch,
+    State,
+    pending_bytes,
+)
+from metaquorum.dataplane.coordinators.loading import LoadError, LoadParts, ShardLoader
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionOf, Write
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.network.delayed import Timers
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import at_once
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime import StorageError
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import NO_PRODUCER_ID, BatchHeader, parse_header
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import NO_PRODUCER_ID, BatchHeader, parse_header
 
 log = logging.getLogger(__name__)
 

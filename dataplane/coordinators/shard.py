@@ -12,11 +12,11 @@ coordinator runtime.
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from dataplane.coordinators.client_budget import UNKNOWN
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.log.segments.verification import NOT_REQUIRED, Verification
-from dataplane.scheduling.time_slices import Work
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.wire.primitives.errors import ErrorCode
 
 T = TypeVar("T", covariant=True)
 

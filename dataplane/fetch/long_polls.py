@@ -5,9 +5,9 @@ When the worker stops, all long polls are woken and later fetches do not wait. P
 
 from collections.abc import Callable
 
-from dataplane.fetch.parked_polls import ParkedRequests
-from dataplane.network.delayed import Timer, Timers
-from dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.fetch.parked_polls import ParkedRequests
+from metaquorum.dataplane.network.delayed import Timer, Timers
+from metaquorum.dataplane.partition.partition import FetchWaiter
 
 
 class LongPolls:

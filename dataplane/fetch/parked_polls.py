@@ -9,7 +9,7 @@ client that sends many large long polls mostly shortens its own.
 
 from typing import Final
 
-from dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.network.delayed import DelayedResponse
 
 # Long polls with at most this many partitions are not counted.
 UNCOUNTED_ROWS: Final = 64

@@ -2,22 +2,22 @@
 
 from typing import Final, Protocol
 
-from dataplane.fetch.replica_selector import nearest_replica
-from dataplane.fetch.throttled_reads import ThrottledReads, may_throttle
-from dataplane.log.segments.files import ColdError
-from dataplane.log.segments.slices import LogSlice
-from dataplane.network.worker_addresses import live_workers
-from dataplane.partition.partition import (
+from metaquorum.dataplane.fetch.replica_selector import nearest_replica
+from metaquorum.dataplane.fetch.throttled_reads import ThrottledReads, may_throttle
+from metaquorum.dataplane.log.segments.files import ColdError
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.network.worker_addresses import live_workers
+from metaquorum.dataplane.partition.partition import (
     NO_ERROR,
     NOT_LEADER,
     NotLeaderOrFollowerError,
     Partition,
     Watcher,
 )
-from dataplane.quotas.replication_quota import ReplicationQuotas
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     FetchPartition,
@@ -26,7 +26,7 @@ from wire.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 READ_COMMITTED: Final = 1
 UNKNOWN_EPOCH: Final = -1

@@ -7,8 +7,8 @@ the leader serves the consumer.
 
 from typing import Final
 
-from dataplane.partition.leader_state import Follower
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.leader_state import Follower
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.metadata.image import MetadataImage
 
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"

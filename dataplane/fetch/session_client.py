@@ -1,6 +1,6 @@
 """Follower's side of a fetch session: a full request first, then incremental requests.
 
-The counterpart of `dataplane.fetch.sessions`. One request is in flight at a time:
+The counterpart of `metaquorum.dataplane.fetch.sessions`. One request is in flight at a time:
 
     full request, epoch 0 --session id--> incremental, epoch 1, 2 ... --session error, or the
          ^   ^-- no session given: full again                             connection ends--+
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
-from dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
-from dataplane.partition.leader_state import BrokerEpoch
-from wire.messages.fetch import (
+from metaquorum.dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
+from metaquorum.dataplane.partition.leader_state import BrokerEpoch
+from metaquorum.wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -24,8 +24,8 @@ from wire.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import Uuid
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import Uuid
 
 Key: TypeAlias = tuple[Uuid, int]  # topic id, partition index
 

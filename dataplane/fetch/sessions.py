@@ -34,12 +34,12 @@ from itertools import islice
 from random import Random
 from typing import Final, TypeAlias
 
-from dataplane.fetch.reader import READ_COMMITTED
-from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
-from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
-from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Uuid
+from metaquorum.dataplane.fetch.reader import READ_COMMITTED
+from metaquorum.dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Uuid
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0

@@ -9,9 +9,9 @@ A read of a partition that is not throttled never comes here.
 
 from typing import Final
 
-from dataplane.partition.partition import Partition
-from dataplane.partition.plan_throttles import sends_throttled
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.plan_throttles import sends_throttled
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
 
 # Least seconds between two fetches for omitted partitions. Meanwhile the quota accumulates, so that
 # the next responses have more bytes, and the rate is the same. The follower that got the last bytes

@@ -7,25 +7,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
-from dataplane.instruments.log_levels import LEVELS, OWN, ROOT
-from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
-from dataplane.worker.capabilities import AsksController, HasLogLevels, HasSlicer, HasWorkerId
-from dataplane.worker.context import Request
 from metaquorum.config.absent import refuse_change
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
+from metaquorum.dataplane.instruments.log_levels import LEVELS, OWN, ROOT
+from metaquorum.dataplane.scheduling.time_slices import each_of, in_pieces, row_count
+from metaquorum.dataplane.worker.capabilities import (
+    AsksController,
+    HasLogLevels,
+    HasSlicer,
+    HasWorkerId,
+)
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs
 from metaquorum.runtime.whole_numbers import whole_number
-from wire.messages import alter_configs, incremental_alter_configs
-from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages import alter_configs, incremental_alter_configs
+from metaquorum.wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from metaquorum.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 _Answer = TypeVar(
     "_Answer",

@@ -3,18 +3,18 @@
 import re
 from typing import Final
 
-from dataplane.worker.capabilities import HasImage
-from dataplane.worker.context import Request
 from metaquorum.controller.features import SUPPORTED_FEATURES
-from wire.messages.api_versions import (
+from metaquorum.dataplane.worker.capabilities import HasImage
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")  # KIP-511
 _NAMES_SINCE: Final = 3

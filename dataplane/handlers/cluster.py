@@ -2,15 +2,15 @@
 
 from typing import Final, Protocol
 
-from dataplane.network.worker_addresses import WorkerAddress
-from dataplane.worker.capabilities import HasImage, HasWorkerId
-from dataplane.worker.context import Request
-from wire.messages.describe_cluster import (
+from metaquorum.dataplane.network.worker_addresses import WorkerAddress
+from metaquorum.dataplane.worker.capabilities import HasImage, HasWorkerId
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 BROKERS: Final = 1
 # Without ACLs, all operations are allowed: CREATE, ALTER, DESCRIBE, CLUSTER_ACTION,

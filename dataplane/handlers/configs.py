@@ -4,17 +4,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from dataplane.network.worker_addresses import live_worker_ids
-from dataplane.quotas.replication_quota import PlanLimits
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker.capabilities import (
-    HasImage,
-    HasLayers,
-    HasLogLevels,
-    HasSlicer,
-    HasWorkerId,
-)
-from dataplane.worker.context import Request
 from metaquorum.config.absent import (
     ABSENT_CONFIGS,
     AbsentConfig,
@@ -26,10 +15,21 @@ from metaquorum.config.plan_limit import FOLLOWER, LEADER, plan_limit
 from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, ConfigSource, Resolved, Synonym
 from metaquorum.controller.config_changes import ALL_WORKERS
+from metaquorum.dataplane.network.worker_addresses import live_worker_ids
+from metaquorum.dataplane.quotas.replication_quota import PlanLimits
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from metaquorum.dataplane.worker.capabilities import (
+    HasImage,
+    HasLayers,
+    HasLogLevels,
+    HasSlicer,
+    HasWorkerId,
+)
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.runtime.whole_numbers import whole_number
-from wire.messages.describe_configs import (
+from metaquorum.wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -37,12 +37,12 @@ from wire.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from wire.messages.list_config_resources import (
+from metaquorum.wire.messages.list_config_resources import (
     ConfigResource,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
 LOGGERS: Final = 8  # resource type of the loggers of a worker

@@ -2,9 +2,9 @@
 
 A handler takes (worker, request, message) and returns its response message, None for no response, a
 `DelayedResponse` or a coroutine of either, or work that yields before it returns any of them
-(`dataplane.scheduling.time_slices`). Processing that grows with the rows of a request is such work.
-A handler never sees bytes; if it raises WireError or CloseConnectionError, the connection is
-closed.
+(`metaquorum.dataplane.scheduling.time_slices`). Processing that grows with the rows of a request is
+such work. A handler never sees bytes; if it raises WireError or CloseConnectionError, the
+connection is closed.
 
 A large frame is decoded in slices. The response of a coroutine, or of work that did not end in its
 first slice, is encoded in slices.
@@ -15,7 +15,7 @@ from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, TypeAlias, cast
 
-from dataplane.handlers import (
+from metaquorum.dataplane.handlers import (
     alter_configs,
     api_versions,
     cluster,
@@ -35,30 +35,35 @@ from dataplane.handlers import (
     topics,
     unread_records,
 )
-from dataplane.handlers.fetch import handler as fetch
-from dataplane.handlers.groups import activity, coordinators, members
-from dataplane.handlers.groups import admin as group_admin
-from dataplane.handlers.groups import offsets as group_offsets
-from dataplane.handlers.quotas import client_quotas, coordinator_memory, quota_use
-from dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
-from dataplane.handlers.security import acls, delegation_tokens, sasl, scram
-from dataplane.handlers.transactions import coordination, markers
-from dataplane.handlers.transactions import offsets as txn_offsets
-from dataplane.network.client import Client
-from dataplane.network.delayed import DelayedResponse
-from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
-from dataplane.scheduling.time_slices import Work, emptied_message
-from dataplane.worker.context import Request, Worker
-from wire.protocol import request_form
-from wire.protocol.apis import APIS, Api, ApiKey
-from wire.protocol.headers import (
+from metaquorum.dataplane.handlers.fetch import handler as fetch
+from metaquorum.dataplane.handlers.groups import activity, coordinators, members
+from metaquorum.dataplane.handlers.groups import admin as group_admin
+from metaquorum.dataplane.handlers.groups import offsets as group_offsets
+from metaquorum.dataplane.handlers.quotas import client_quotas, coordinator_memory, quota_use
+from metaquorum.dataplane.handlers.request_meter import OTHER_VERSION, RequestCounter, RequestMeter
+from metaquorum.dataplane.handlers.security import acls, delegation_tokens, sasl, scram
+from metaquorum.dataplane.handlers.transactions import coordination, markers
+from metaquorum.dataplane.handlers.transactions import offsets as txn_offsets
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.network.replies import (
+    CloseConnectionError,
+    DelayedReply,
+    PendingReply,
+    Reply,
+)
+from metaquorum.dataplane.scheduling.time_slices import Work, emptied_message
+from metaquorum.dataplane.worker.context import Request, Worker
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
+from metaquorum.wire.protocol.headers import (
     encode_response_in_pieces,
     encode_response_parts,
     encode_unsupported_api_versions,
     response_encoder,
 )
-from wire.schema.codec import decoder, decoder_in_pieces
-from wire.schema.message import Message
+from metaquorum.wire.schema.codec import decoder, decoder_in_pieces
+from metaquorum.wire.schema.message import Message
 
 # Frames above this size are decoded in slices, if they have more than a few rows.
 LARGE_FRAME_BYTES: Final = 8 * 1024

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.capabilities import AsksController, HasImage
-from dataplane.worker.context import Request
 from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, specs_of
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.rpc.methods import ELECT_LEADERS, ElectLeaders
-from wire.messages.elect_leaders import (
+from metaquorum.wire.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
     PartitionResult,
     ReplicaElectionResult,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 _TYPES = frozenset(ElectionType)
 

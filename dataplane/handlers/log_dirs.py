@@ -9,24 +9,24 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.log.dirs.dir_discovery import AbsentDir
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.moved_logs import UnfinishedMove
-from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.partition import Partition
-from dataplane.replication.log_dir_mover import LogDirMover
-from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
-from dataplane.worker.context import Request
 from metaquorum.config.resolution import Configs
-from wire.messages.alter_replica_log_dirs import (
+from metaquorum.dataplane.log.dirs.dir_discovery import AbsentDir
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.dirs.moved_logs import UnfinishedMove
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopic,
     AlterReplicaLogDirTopicResult,
 )
-from wire.messages.describe_log_dirs import (
+from metaquorum.wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -34,7 +34,7 @@ from wire.messages.describe_log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Partitions described before other tasks run.
 SLICE_PARTITIONS: Final = 500

@@ -6,33 +6,33 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
-from dataplane.network.worker_addresses import live_workers
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker import mutation_limits
-from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
-from dataplane.worker.context import Request
-from dataplane.worker.metadata_cache import (
+from metaquorum.controller.topics import NewTopic, TopicOutcome
+from metaquorum.dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
+from metaquorum.dataplane.network.worker_addresses import live_workers
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from metaquorum.dataplane.worker import mutation_limits
+from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.metadata_cache import (
     PARTITIONS_PER_SLICE,
     TOPICS_PER_SLICE,
     MetadataCache,
     ResponseFormat,
     TopicView,
 )
-from dataplane.worker.mutation_limits import CreatesTopics
-from metaquorum.controller.topics import NewTopic, TopicOutcome
+from metaquorum.dataplane.worker.mutation_limits import CreatesTopics
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
-from wire.messages.metadata import (
+from metaquorum.wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 _TOPIC_IDS_SINCE: Final = 10
 # Versions 10 and 11 have topic ids that do not work, and names that are null in requests only.
@@ -42,8 +42,8 @@ AUTO_CREATE_S: Final = 5.0
 # Seconds a response waits for the next leader. Later requests of the connection wait, too.
 NEXT_LEADER_S: Final = 0.4
 
-# The encoded row of an existing topic (`dataplane.worker.metadata_cache`), or the error row of
-# another one.
+# The encoded row of an existing topic (`metaquorum.dataplane.worker.metadata_cache`), or the error
+# row of another one.
 TopicRow: TypeAlias = bytes | MetadataResponseTopic
 Found: TypeAlias = TopicImage | MetadataResponseTopic
 

@@ -3,11 +3,6 @@
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.capabilities import AsksController, HasClock, HasImage
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import needs_level
 from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.plans.move_plans import (
     CANCEL,
@@ -19,6 +14,11 @@ from metaquorum.controller.plans.move_plans import (
     NewMovePlan,
 )
 from metaquorum.controller.topics import check_workers
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.worker.capabilities import AsksController, HasClock, HasImage
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.image import MetadataImage, MovePlanImage, PartitionKey
 from metaquorum.metadata.records import MAX_PLANNED_MOVES, PlannedMove
 from metaquorum.rpc.methods import (
@@ -29,21 +29,21 @@ from metaquorum.rpc.methods import (
     ChangeMovePlans,
     CreateMovePlan,
 )
-from wire.messages.alter_move_plan import AlterMovePlanRequest, AlterMovePlanResponse
-from wire.messages.describe_move_plans import (
+from metaquorum.wire.messages.alter_move_plan import AlterMovePlanRequest, AlterMovePlanResponse
+from metaquorum.wire.messages.describe_move_plans import (
     DescribedMovePlan,
     DescribeMovePlansRequest,
     DescribeMovePlansResponse,
     MovingPartition,
     StoppedMove,
 )
-from wire.messages.start_move_plan import (
+from metaquorum.wire.messages.start_move_plan import (
     PlannedPartition,
     PlannedTopic,
     StartMovePlanRequest,
     StartMovePlanResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 SENT_PARTS: Final = 20  # in one request to the controller: 2000 moves
 MOST_NAMED: Final = 10  # partitions in one sentence

@@ -6,20 +6,20 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.timestamps import Candidate, TimestampOffset, latest_of
-from dataplane.partition.partition import Partition
-from dataplane.replication.replica_authentication import claim_error
-from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
-from dataplane.worker.capabilities import (
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.timestamps import Candidate, TimestampOffset, latest_of
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication.replica_authentication import claim_error
+from metaquorum.dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
+from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasPartitions,
     OpensBatches,
     ReadsPartitions,
 )
-from dataplane.worker.context import Request
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.runtime import File, StorageError
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -27,7 +27,7 @@ from wire.messages.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
-from wire.messages.offset_for_leader_epoch import (
+from metaquorum.wire.messages.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -35,7 +35,7 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
     OffsetForLeaderTopicResult,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 LATEST: Final = -1
 EARLIEST: Final = -2

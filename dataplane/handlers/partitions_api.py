@@ -6,10 +6,11 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.handlers.metadata import ViewsTopics, view_of
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.log.segments.producers import ProducerEntry
-from dataplane.scheduling.time_slices import (
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
+from metaquorum.dataplane.handlers.metadata import ViewsTopics, view_of
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.log.segments.producers import ProducerEntry
+from metaquorum.dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     TimeSlicer,
     Work,
@@ -20,23 +21,22 @@ from dataplane.scheduling.time_slices import (
     row_count,
     rows_within,
 )
-from dataplane.worker import mutation_limits
-from dataplane.worker.capabilities import HasPartitions, HasSlicer, ReadsPartitions
-from dataplane.worker.context import Request
-from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
-from dataplane.worker.mutation_limits import ChangesPartitions
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
+from metaquorum.dataplane.worker import mutation_limits
+from metaquorum.dataplane.worker.capabilities import HasPartitions, HasSlicer, ReadsPartitions
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
+from metaquorum.dataplane.worker.mutation_limits import ChangesPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.rpc.methods import CREATE_PARTITIONS, CreatePartitions
-from wire.messages.create_partitions import (
+from metaquorum.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
-from wire.messages.describe_producers import (
+from metaquorum.wire.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
@@ -44,14 +44,14 @@ from wire.messages.describe_producers import (
     TopicRequest,
     TopicResponse,
 )
-from wire.messages.describe_topic_partitions import (
+from metaquorum.wire.messages.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Maximum of partitions in one response (Kafka: max.request.partition.size.limit).
 MAX_DESCRIBED_PARTITIONS: Final = 2000

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
-from dataplane.handlers.produce_outcome import (
+from metaquorum.dataplane.handlers.produce_outcome import (
     Answer,
     Answers,
     AnswersProduce,
@@ -32,13 +32,13 @@ from dataplane.handlers.produce_outcome import (
     topic_response,
     unchanged,
 )
-from dataplane.handlers.produce_transactions import (
+from metaquorum.dataplane.handlers.produce_transactions import (
     FIRST_THAT_ADDS as _ADDS_SINCE,
 )
-from dataplane.handlers.produce_transactions import (
+from metaquorum.dataplane.handlers.produce_transactions import (
     FIRST_WITH_TOPIC_ID as _TOPIC_IDS_SINCE,
 )
-from dataplane.handlers.produce_transactions import (
+from metaquorum.dataplane.handlers.produce_transactions import (
     ProduceTransaction,
     VerifiesTransactions,
     VerifiesWithoutWait,
@@ -49,13 +49,13 @@ from dataplane.handlers.produce_transactions import (
     verify,
     verify_now,
 )
-from dataplane.log.partition_log import AppendResult
-from dataplane.log.segments.config import NEVER
-from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.verification import NOT_REQUIRED, Verification
-from dataplane.network.client import Client
-from dataplane.network.replies import CloseConnectionError, DelayedReply
-from dataplane.partition.batch_validation import (
+from metaquorum.dataplane.log.partition_log import AppendResult
+from metaquorum.dataplane.log.segments.config import NEVER
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable
+from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import CloseConnectionError, DelayedReply
+from metaquorum.dataplane.partition.batch_validation import (
     COMMON_BYTES,
     SHORT_BYTES,
     Batch,
@@ -66,10 +66,20 @@ from dataplane.partition.batch_validation import (
     validated,
     validation,
 )
-from dataplane.partition.partition import Partition
-from dataplane.partition.rejected_batches import Place, RejectedBatches, TooManyRejectedError
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, for_each_of, in_pieces
-from dataplane.worker.capabilities import (
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.rejected_batches import (
+    Place,
+    RejectedBatches,
+    TooManyRejectedError,
+)
+from metaquorum.dataplane.scheduling.time_slices import (
+    PIECE_ROWS,
+    Work,
+    each_of,
+    for_each_of,
+    in_pieces,
+)
+from metaquorum.dataplane.worker.capabilities import (
     HasClock,
     HasImage,
     HasPartitions,
@@ -78,22 +88,22 @@ from dataplane.worker.capabilities import (
     OpensBatches,
     ReadsMetadata,
 )
-from dataplane.worker.context import Request
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.internal_topics import check_writable
 from metaquorum.runtime import Clock, Disk, StorageError
-from wire.messages.produce import (
+from metaquorum.wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Buffer
-from wire.protocol import request_form
-from wire.protocol.apis import RequestHeader
-from wire.protocol.produce_one import Appended
-from wire.records.batches import (
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import RequestHeader
+from metaquorum.wire.protocol.produce_one import Appended
+from metaquorum.wire.records.batches import (
     ATTRIBUTES_LOW_AT,
     HEADER_BYTES,
     TRANSACTIONAL,

@@ -11,26 +11,26 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.instruments.error_counts import ErrorCounts
-from dataplane.log.partition_log import AppendResult
-from dataplane.log.segments.files import DiskFullError
-from dataplane.network.client import Client
-from dataplane.network.delayed import DelayedResponse, Timers
-from dataplane.network.worker_addresses import live_workers
-from dataplane.partition.batch_validation import InvalidRecordsError
-from dataplane.partition.partition import NotLeaderOrFollowerError, Partition
-from dataplane.quotas.producer_admission import UnknownProducerIdError
-from dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
-from dataplane.worker.capabilities import (
+from metaquorum.dataplane.instruments.error_counts import ErrorCounts
+from metaquorum.dataplane.log.partition_log import AppendResult
+from metaquorum.dataplane.log.segments.files import DiskFullError
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.delayed import DelayedResponse, Timers
+from metaquorum.dataplane.network.worker_addresses import live_workers
+from metaquorum.dataplane.partition.batch_validation import InvalidRecordsError
+from metaquorum.dataplane.partition.partition import NotLeaderOrFollowerError, Partition
+from metaquorum.dataplane.quotas.producer_admission import UnknownProducerIdError
+from metaquorum.dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
+from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasClock,
     HasImage,
     HasQuotas,
     HasWorkerId,
 )
-from dataplane.worker.leadership_check import LeadershipCheck, LeadershipQuestion
+from metaquorum.dataplane.worker.leadership_check import LeadershipCheck, LeadershipQuestion
 from metaquorum.runtime import StorageError, is_out_of_descriptors
-from wire.messages.produce import (
+from metaquorum.wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -39,11 +39,11 @@ from wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol import request_form
-from wire.protocol.apis import APIS, ApiKey, RequestHeader
-from wire.protocol.headers import encode_response
-from wire.protocol.produce_one import Appended
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import APIS, ApiKey, RequestHeader
+from metaquorum.wire.protocol.headers import encode_response
+from metaquorum.wire.protocol.produce_one import Appended
 
 _API: Final = APIS[ApiKey.PRODUCE]
 

@@ -18,18 +18,18 @@ from collections.abc import Collection, Mapping
 from struct import Struct
 from typing import Final, Protocol
 
-from dataplane.log.segments.verification import NOT_REQUIRED, Verification
-from dataplane.network.client import Client
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import Work, for_each_of
-from dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
-from dataplane.worker.feature_levels import has_level
-from dataplane.worker.transaction_verifier import MAX_PLACES, Place, TransactionVerifier
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Buffer
-from wire.records.batches import ATTRIBUTES_LOW_AT, HEADER_BYTES, TRANSACTIONAL
+from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of
+from metaquorum.dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
+from metaquorum.dataplane.worker.feature_levels import has_level
+from metaquorum.dataplane.worker.transaction_verifier import MAX_PLACES, Place, TransactionVerifier
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.batches import ATTRIBUTES_LOW_AT, HEADER_BYTES, TRANSACTIONAL
 
 FIRST_WITH_ABORTABLE: Final = 11  # KIP-890: TRANSACTION_ABORTABLE
 FIRST_THAT_ADDS: Final = 12

@@ -2,13 +2,15 @@
 
 from typing import Final, Protocol
 
-from dataplane.coordinators.transaction.transaction import NO_EPOCH, NO_PRODUCER_ID
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.coordinators.transaction.transaction_shard import Expected
-from dataplane.worker.context import Request
-from dataplane.worker.producer_ids import ProducerIds
-from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.coordinators.transaction.transaction import NO_EPOCH, NO_PRODUCER_ID
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import Expected
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.producer_ids import ProducerIds
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 _FENCED_SINCE: Final = 4  # earlier versions know INVALID_PRODUCER_EPOCH instead (KIP-588)
 

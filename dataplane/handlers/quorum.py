@@ -7,13 +7,24 @@ records, as in other APIs; a voter's uncommitted entries count as if they were c
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import TimeSlicer, Work, each_of, in_pieces, row_count
-from dataplane.worker.capabilities import AsksController, HasControllerClient, HasImage, HasSlicer
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import needs_level
 from metaquorum.controller.features import MOVES_LEVEL, FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.scheduling.time_slices import (
+    TimeSlicer,
+    Work,
+    each_of,
+    in_pieces,
+    row_count,
+)
+from metaquorum.dataplane.worker.capabilities import (
+    AsksController,
+    HasControllerClient,
+    HasImage,
+    HasSlicer,
+)
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
 from metaquorum.rpc.methods import (
@@ -29,8 +40,8 @@ from metaquorum.rpc.methods import (
     UpdateFeatures,
     WorkerView,
 )
-from wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
-from wire.messages.describe_quorum import (
+from metaquorum.wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
+from metaquorum.wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     DescribeQuorumTopic,
@@ -40,20 +51,23 @@ from wire.messages.describe_quorum import (
     ReplicaState,
     TopicData,
 )
-from wire.messages.describe_workers import (
+from metaquorum.wire.messages.describe_workers import (
     DescribedWorker,
     DescribeWorkersRequest,
     DescribeWorkersResponse,
     WorkerListener,
 )
-from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
-from wire.messages.update_features import (
+from metaquorum.wire.messages.unregister_broker import (
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from metaquorum.wire.messages.update_features import (
     FeatureUpdateKey,
     UpdatableFeatureResult,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 METADATA_PARTITION: Final = 0
 LISTENER_NAME: Final = "CONTROLLER"

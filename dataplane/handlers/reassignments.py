@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import Work, for_each_of, row_count
-from dataplane.worker.capabilities import AsksController, HasImage
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import needs_level
 from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.reassignment import Reassignment
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, row_count
+from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.image import TopicImage
 from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ReassignablePartition,
@@ -20,14 +20,14 @@ from wire.messages.alter_partition_reassignments import (
     ReassignableTopic,
     ReassignableTopicResponse,
 )
-from wire.messages.list_partition_reassignments import (
+from metaquorum.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     ListPartitionReassignmentsTopics,
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 
 class MovesPartitions(AsksController, HasImage, Protocol):

@@ -4,13 +4,13 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.handlers.topics import timeout_seconds
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.segments.files import DiskFullError
-from dataplane.partition.partition import Partition
-from dataplane.partition.pending_deletes import PendingDeletes
-from dataplane.scheduling.time_slices import for_each_of, row_count
-from dataplane.worker.capabilities import (
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.segments.files import DiskFullError
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.pending_deletes import PendingDeletes
+from metaquorum.dataplane.scheduling.time_slices import for_each_of, row_count
+from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasClock,
     HasDisk,
@@ -18,10 +18,10 @@ from dataplane.worker.capabilities import (
     HasLayers,
     HasSlicer,
 )
-from dataplane.worker.context import Request
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.internal_topics import check_writable, is_internal
 from metaquorum.runtime import StorageError
-from wire.messages.delete_records import (
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -29,7 +29,7 @@ from wire.messages.delete_records import (
     DeleteRecordsTopic,
     DeleteRecordsTopicResult,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 HIGH_WATERMARK: Final = -1
 # Seconds that a request waits for the deletion of its partitions' segments. Retention deletes those

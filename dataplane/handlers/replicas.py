@@ -4,33 +4,33 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.partition.leader_state import Follower
-from dataplane.partition.partition import Partition
-from dataplane.replication.replica_authentication import (
+from metaquorum.dataplane.partition.leader_state import Follower
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication.replica_authentication import (
     ReplicaAuthenticationError,
     ReplicaAuthenticator,
 )
-from dataplane.replication.truncation_ledger import Entry, TruncationLedger
-from dataplane.scheduling.time_slices import Work, in_pieces
-from dataplane.worker.capabilities import HasClock, HasPartitions, HasSlicer
-from dataplane.worker.context import Request
-from wire.messages.authenticate_replica import (
+from metaquorum.dataplane.replication.truncation_ledger import Entry, TruncationLedger
+from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.dataplane.worker.capabilities import HasClock, HasPartitions, HasSlicer
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
 )
-from wire.messages.describe_replicas import (
+from metaquorum.wire.messages.describe_replicas import (
     DescribedFollower,
     DescribedReplicas,
     DescribeReplicasRequest,
     DescribeReplicasResponse,
     DescribeReplicasTopicResult,
 )
-from wire.messages.describe_truncations import (
+from metaquorum.wire.messages.describe_truncations import (
     DescribedTruncation,
     DescribeTruncationsRequest,
     DescribeTruncationsResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Partitions described before other tasks run.
 SLICE_PARTITIONS: Final = 500

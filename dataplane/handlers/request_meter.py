@@ -11,9 +11,9 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any, Final
 
-from dataplane.instruments.histogram import Histogram
-from dataplane.network.client import Client
-from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from metaquorum.runtime import Clock
 
 OTHER_VERSION: Final = -1

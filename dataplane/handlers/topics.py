@@ -7,30 +7,36 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from dataplane.handlers.configs import resolve_all
-from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, pieces, rows_within
-from dataplane.worker import mutation_limits
-from dataplane.worker.capabilities import HasLayers, HasSlicer
-from dataplane.worker.context import Request
-from dataplane.worker.mutation_limits import ChangesPartitions, CreatesTopics
 from metaquorum.config.definition import to_text
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
+from metaquorum.dataplane.handlers.configs import resolve_all
+from metaquorum.dataplane.scheduling.time_slices import (
+    PIECE_ROWS,
+    TimeSlicer,
+    Work,
+    pieces,
+    rows_within,
+)
+from metaquorum.dataplane.worker import mutation_limits
+from metaquorum.dataplane.worker.capabilities import HasLayers, HasSlicer
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.mutation_limits import ChangesPartitions, CreatesTopics
 from metaquorum.metadata.image import MetadataImage
-from wire.messages.create_topics import (
+from metaquorum.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
     CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from wire.messages.delete_topics import (
+from metaquorum.wire.messages.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6

@@ -7,20 +7,20 @@ lookup and one header; pages that are not in memory are read in a worker thread,
 
 from typing import Final, Protocol
 
-from dataplane.log.segments.files import ColdError
-from dataplane.partition.partition import Partition
-from dataplane.worker.capabilities import FailsPartitions, HasDisk, ReadsPartitions
-from dataplane.worker.context import Request
+from metaquorum.dataplane.log.segments.files import ColdError
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.worker.capabilities import FailsPartitions, HasDisk, ReadsPartitions
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.runtime import StorageError
-from wire.messages.describe_unread_records import (
+from metaquorum.wire.messages.describe_unread_records import (
     DescribeUnreadRecordsRequest,
     DescribeUnreadRecordsResponse,
     PositionInPartition,
     UnreadInPartition,
     UnreadInTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import BatchHeader, TimestampType
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import BatchHeader, TimestampType
 
 MAX_ROWS: Final = 10_000  # in one request
 MAX_COLD_READS: Final = 1000

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from dataplane.scheduling.time_slices import Work, in_pieces
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Field, Struct
+from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Field, Struct
 
 _CODE: Final = "error_code"
 # Calls its second argument for each error code of a message that is not 0.

@@ -1,9 +1,10 @@
 """The levels of the process's loggers, which operators change while a node runs.
 
-A logger has the name of its package or module (`dataplane`, `dataplane.log.recovery.recovery`), or
-`root`. One without a level of its own has that of the next package above it that has one, at last
-that of the root. Names of levels are those of Kafka (log4j); the root always has one. Levels are
-not stored: a restart begins with the level of the node's options.
+A logger has the name of its package or module (`metaquorum.dataplane`,
+`metaquorum.dataplane.log.recovery.recovery`), or `root`. One without a level of its own has that of
+the next package above it that has one, at last that of the root. Names of levels are those of Kafka
+(log4j); the root always has one. Levels are not stored: a restart begins with the level of the
+node's options.
 
 Only loggers that exist can be named, and packages above them, so that no client creates loggers.
 Each change is logged, at any level; a client that has caused too many lines can change
@@ -16,7 +17,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
 
 ROOT: Final = "root"
 TRACE: Final = 5  # below DEBUG; nothing here logs at it

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
-from dataplane.log.segments.producers import NO_OFFSET
-from dataplane.log.segments.snapshots import decode_snapshot
-from wire.primitives.errors import KafkaError, WireError
-from wire.records.batches import (
+from metaquorum.dataplane.log.segments.aborted import ENTRY, ENTRY_BYTES, VERSION
+from metaquorum.dataplane.log.segments.producers import NO_OFFSET
+from metaquorum.dataplane.log.segments.snapshots import decode_snapshot
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.records.batches import (
     HEADER_BYTES,
     PREFIX_BYTES,
     BatchHeader,
@@ -22,7 +22,7 @@ from wire.records.batches import (
     batch_crc,
     parse_header,
 )
-from wire.records.records import Record, decode_marker, iter_records
+from metaquorum.wire.records.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
 # Returns the fields of a record by key and value; None if they are of an unknown kind.

@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.log.recovery.folder import LogFolder, Unsynced
-from dataplane.log.recovery.recovery import LoadedLog
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.recovery.folder import LogFolder, Unsynced
+from metaquorum.dataplane.log.recovery.recovery import LoadedLog
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import (
     DiskFullError,
     LogFile,
     OpenFiles,
     storage_error,
     storage_errors,
 )
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.segments.names import (
     ABORTED_INDEX,
     CLEANED,
     LOG,
@@ -38,8 +38,8 @@ from dataplane.log.segments.names import (
     TIME_INDEX,
     file_name,
 )
-from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
-from dataplane.log.segments.segment_list import Segments
+from metaquorum.dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
+from metaquorum.dataplane.log.segments.segment_list import Segments
 from metaquorum.runtime.interfaces import (
     Clock,
     Disk,
@@ -48,7 +48,7 @@ from metaquorum.runtime.interfaces import (
     is_out_of_descriptors,
     sleep,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 

@@ -22,29 +22,33 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
-from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.log.recovery.folder import Unsynced
-from dataplane.log.recovery.recovery import LoadedLog
-from dataplane.log.segments.aborted import AbortedTransaction
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.local_log import NO_TIMESTAMP, LocalLog
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
+from metaquorum.dataplane.log.recovery.folder import Unsynced
+from metaquorum.dataplane.log.recovery.recovery import LoadedLog
+from metaquorum.dataplane.log.segments.aborted import AbortedTransaction
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.epochs import LeaderEpochs
+from metaquorum.dataplane.log.segments.files import (
     DiskFullError,
     OpenFiles,
     storage_error,
     storage_errors,
 )
-from dataplane.log.segments.markers import encoded, marker_at, read_marker
-from dataplane.log.segments.names import DAMAGED
-from dataplane.log.segments.producers import ProducerStateTable, TransactionMarker
-from dataplane.log.segments.segment import Segment, walk_headers
-from dataplane.log.segments.slices import LogSlice
-from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
+from metaquorum.dataplane.log.segments.markers import encoded, marker_at, read_marker
+from metaquorum.dataplane.log.segments.names import DAMAGED
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable, TransactionMarker
+from metaquorum.dataplane.log.segments.segment import Segment, walk_headers
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.log.segments.timestamps import (
+    Candidate,
+    max_timestamp_candidates,
+    next_candidate,
+)
 from metaquorum.runtime.interfaces import Disk, StorageError
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, assign
-from wire.records.records import (
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, assign
+from metaquorum.wire.records.records import (
     BatchHeader,
     EndTransactionMarker,
     set_log_append_time,
@@ -117,11 +121,11 @@ class PartitionLog(LocalLog):
     ) -> AppendResult:
         """Append the batch, with its offset and `leader_epoch` patched into `records`.
 
-        `records` are the bytes of the batch, checked by `wire.records.batches.check_batch`. For a
-        duplicate of a batch in the log, the result has the offsets of that one. Nothing is appended
-        if this raises KafkaError (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
-        INVALID_TXN_STATE, RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only
-        full).
+        `records` are the bytes of the batch, checked by
+        `metaquorum.wire.records.batches.check_batch`. For a duplicate of a batch in the log, the
+        result has the offsets of that one. Nothing is appended if this raises KafkaError
+        (INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE,
+        RECORD_LIST_TOO_LARGE) or StorageError (DiskFullError if the disk is only full).
         """
         if header.producer_id >= 0:
             duplicate = self._copy_of(records, header)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dataplane.log.local_log import SegmentSpan
+from metaquorum.dataplane.log.local_log import SegmentSpan
 
 UNLIMITED = -1
 

@@ -12,17 +12,17 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.failing_items import FailingItems
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.retention import retention_start
-from dataplane.maintenance.deleted_folders import DeletedFolders
-from dataplane.maintenance.full_dirs import FullDirs
-from dataplane.maintenance.log_cleaner import LogCleaner
-from dataplane.partition.partition import Partition
-from dataplane.quotas.quota_log import QuotaLog
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.instruments.failing_items import FailingItems
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.retention import retention_start
+from metaquorum.dataplane.maintenance.deleted_folders import DeletedFolders
+from metaquorum.dataplane.maintenance.full_dirs import FullDirs
+from metaquorum.dataplane.maintenance.log_cleaner import LogCleaner
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.quota_log import QuotaLog
+from metaquorum.dataplane.worker.context import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
 
 log = logging.getLogger(__name__)

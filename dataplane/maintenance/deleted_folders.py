@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import trio
 
-from dataplane.instruments.failing_items import FailingItems
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.instruments.failing_items import FailingItems
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.runtime import Clock, StorageError
 
 log = logging.getLogger(__name__)

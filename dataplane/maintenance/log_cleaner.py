@@ -14,22 +14,22 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.failing_items import FailingItems
-from dataplane.log.compaction.cleaning import (
+from metaquorum.dataplane.instruments.failing_items import FailingItems
+from metaquorum.dataplane.log.compaction.cleaning import (
     Cleaning,
     CleaningAborted,
     CleaningOrder,
     CleaningResult,
     UncleanableError,
 )
-from dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanable
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.files import DiskFullError
-from dataplane.partition.partition import Partition
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanable
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.files import DiskFullError
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.worker.context import Worker
 from metaquorum.runtime import Runtime, StorageError, is_out_of_descriptors, sleep
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ send. A response with large records is sent in the step as well, as far as the s
 The rest of it is sent in further steps, when the socket takes bytes again. Everything else that
 has to wait is left to the task (`_finish`): a socket that is full of other bytes, a response that
 is not ready, records that are not in the page cache, a mute, the end of a time slice (the states
-are in `dataplane.network.pipeline`).
+are in `metaquorum.dataplane.network.pipeline`).
 
 A client that has exceeded a quota first receives its response; then its connection is muted
-(`dataplane.quotas.muting`).
+(`metaquorum.dataplane.quotas.muting`).
 """
 
 import logging
@@ -22,32 +22,32 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.log_rate_limit import LogRateLimiter
-from dataplane.network.client import Client
-from dataplane.network.listener_tls import ListenerTls
-from dataplane.network.login_counts import LoginCounts
-from dataplane.network.pipeline import RequestPipeline, Wait
-from dataplane.network.replies import (
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.listener_tls import ListenerTls
+from metaquorum.dataplane.network.login_counts import LoginCounts
+from metaquorum.dataplane.network.pipeline import RequestPipeline, Wait
+from metaquorum.dataplane.network.replies import (
     CloseAfterResponseError,
     CloseConnectionError,
     DelayedReply,
     Handle,
     PendingReply,
 )
-from dataplane.network.response_sender import STEP_BYTES, ResponseSender
-from dataplane.network.sasl_session import SaslSession
-from dataplane.network.unread_responses import UnreadResponses
-from dataplane.quotas.cpu_meter import OFF, CpuMeter
-from dataplane.quotas.muting import Mute
-from dataplane.scheduling.request_memory import RequestMemory
-from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.network.response_sender import STEP_BYTES, ResponseSender
+from metaquorum.dataplane.network.sasl_session import SaslSession
+from metaquorum.dataplane.network.unread_responses import UnreadResponses
+from metaquorum.dataplane.quotas.cpu_meter import OFF, CpuMeter
+from metaquorum.dataplane.quotas.muting import Mute
+from metaquorum.dataplane.scheduling.request_memory import RequestMemory
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Connection, Disk, StorageError
 from metaquorum.runtime.one_line import one_line
 from metaquorum.security.distinguished_name import CertificateError
 from metaquorum.security.tls_connection import TlsConnection, TlsError
-from wire.primitives.errors import WireError
-from wire.primitives.frozen import frozen
-from wire.protocol.frames import BufferPool, FrameBuffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol.frames import BufferPool, FrameBuffer
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@
       |--- another limit reached; on the inter-worker listener -----------------------> provisional
       '--- a limit reached; on any other listener ------------------------------------> refused
     provisional --- ApiVersions, SASL, part of a worker's authentication: answered ---> provisional
-      |--- it authenticates as another worker (`dataplane.replication.replica_authentication`):
-      |    served, and a client's connection is closed for it
-      '--- any other request, PROVISIONAL_S have passed, or MAX_PROVISIONAL newer ones --> closed
+      |--- it authenticates as another worker
+      (`metaquorum.dataplane.replication.replica_authentication`): |    served, and a client's
+      connection is closed for it '--- any other request, PROVISIONAL_S have passed, or
+      MAX_PROVISIONAL newer ones --> closed
 
 Many clients on the same listener as the workers, or behind the same address, therefore cannot keep
 a follower from its leader. (Kafka protects only an inter-broker listener that clients do not use.)
@@ -25,10 +26,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Final, Protocol
 
-from dataplane.network.client import Client
-from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
-from wire.primitives.frozen import frozen
-from wire.protocol.apis import ApiKey
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol.apis import ApiKey
 
 MAX_PROVISIONAL: Final = 64  # at once; a further one closes the oldest
 PROVISIONAL_S: Final = 10.0

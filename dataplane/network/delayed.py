@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Clock
 
 # The queue is cleaned when it holds more cancelled timers than this, and than half of all timers.

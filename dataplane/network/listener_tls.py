@@ -7,7 +7,7 @@ the file cannot leave a key without its certificate.
 import ssl
 from dataclasses import field
 
-from dataplane.network.principal_mapping import PrincipalMapping
+from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.security.distinguished_name import subject_of
 from metaquorum.security.tls_context import (
@@ -17,7 +17,7 @@ from metaquorum.security.tls_context import (
     client_context,
 )
 from metaquorum.security.tls_context import server_context as context_of_server
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

@@ -16,12 +16,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final, NamedTuple
 
-from dataplane.network.listener_tls import TlsSettings
-from dataplane.network.principal_mapping import PrincipalMapping
-from dataplane.network.sasl_authenticator import SaslSettings
 from metaquorum.client.security import Login
 from metaquorum.config.addresses import is_anywhere
 from metaquorum.config.resolution import Configs, ListenerConfigs
+from metaquorum.dataplane.network.listener_tls import TlsSettings
+from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
+from metaquorum.dataplane.network.sasl_authenticator import SaslSettings
 from metaquorum.security.sasl import PLAIN, jaas_options, plain_users
 from metaquorum.security.tls_context import (
     ClientCertificates,
@@ -29,7 +29,7 @@ from metaquorum.security.tls_context import (
     TlsFilesError,
     server_context,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 Address = tuple[str, int]
 

@@ -29,9 +29,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from dataplane.log.segments.slices import LogSlice
-from dataplane.network.client import Client
-from dataplane.network.replies import (
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import (
     CloseConnectionError,
     DelayedReply,
     Handle,
@@ -39,8 +39,8 @@ from dataplane.network.replies import (
     PendingReply,
     Reply,
 )
-from wire.primitives.errors import WireError
-from wire.protocol.frames import FrameBuffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.frames import FrameBuffer
 
 # Records up to this size are copied into the response; above it, sendfile is cheaper than the copy.
 COPY_LIMIT_BYTES: Final = 128 * 1024

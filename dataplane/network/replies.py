@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeAlias
 
-from dataplane.network.client import Client
-from dataplane.network.delayed import DelayedResponse
-from wire.primitives.types import RecordsHole
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.wire.primitives.types import RecordsHole
 
 Parts: TypeAlias = list[bytes | RecordsHole]
 Reply: TypeAlias = bytes | Parts | None

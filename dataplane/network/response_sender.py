@@ -12,13 +12,13 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from dataplane.log.segments.slices import LogSlice
-from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
-from dataplane.network.replies import Parts
-from dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadResponses
-from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
+from metaquorum.dataplane.network.replies import Parts
+from metaquorum.dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadResponses
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
-from wire.primitives.types import RecordsHole
+from metaquorum.wire.primitives.types import RecordsHole
 
 # Bytes per read, in a worker thread, of pages that are not in the page cache.
 COLD_READ_BYTES: Final = 1 << 20

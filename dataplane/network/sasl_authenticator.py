@@ -22,9 +22,9 @@ from math import inf
 from random import Random
 from typing import Final
 
-from dataplane.network.client import Client
-from dataplane.network.login_counts import LoginCounts
-from dataplane.network.replies import (
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.login_counts import LoginCounts
+from metaquorum.dataplane.network.replies import (
     CloseAfterResponseError,
     CloseConnectionError,
     DelayedReply,
@@ -32,7 +32,7 @@ from dataplane.network.replies import (
     PendingReply,
     Reply,
 )
-from dataplane.network.sasl_session import SaslSession
+from metaquorum.dataplane.network.sasl_session import SaslSession
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime, sleep
@@ -44,15 +44,18 @@ from metaquorum.security.sasl import (
     ServerMechanism,
 )
 from metaquorum.security.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, ScramMechanism
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
-from wire.protocol import request_form
-from wire.protocol.apis import APIS, Api, ApiKey
-from wire.protocol.headers import encode_response
-from wire.schema.codec import decoder
-from wire.schema.message import Message
+from metaquorum.wire.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
+from metaquorum.wire.protocol.headers import encode_response
+from metaquorum.wire.schema.codec import decoder
+from metaquorum.wire.schema.message import Message
 
 MAX_SHOWN_CHARS: Final = 100  # characters of a claimed user name or mechanism in a log line
 # Requests that an unauthenticated client may send; no regular client needs more than five.

@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.log_rate_limit import LogRateLimiter
-from dataplane.network.connection import ClientConnection, ListenerContext
-from dataplane.network.connection_limits import (
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.network.connection import ClientConnection, ListenerContext
+from metaquorum.dataplane.network.connection_limits import (
     MAX_PROVISIONAL,
     PROVISIONAL_S,
     ConnectionLimiter,
@@ -20,14 +20,14 @@ from dataplane.network.connection_limits import (
     PeerListener,
     ProvisionalConnection,
 )
-from dataplane.network.unread_responses import UnreadResponses
-from dataplane.quotas.connection_rates import ConnectionRates
-from dataplane.quotas.cpu_meter import OFF, CpuMeter
-from dataplane.scheduling.request_memory import RequestMemory, StalledRequests
-from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.network.unread_responses import UnreadResponses
+from metaquorum.dataplane.quotas.connection_rates import ConnectionRates
+from metaquorum.dataplane.quotas.cpu_meter import OFF, CpuMeter
+from metaquorum.dataplane.scheduling.request_memory import RequestMemory, StalledRequests
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
-from wire.primitives.frozen import frozen
-from wire.protocol.frames import BufferPool
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol.frames import BufferPool
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import RegisterWorkerRecord
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

@@ -16,11 +16,11 @@ For a short compressed batch the thread would cost ten times the work: see `Shor
 from collections.abc import Generator
 from typing import Final, TypeAlias
 
-from dataplane.config.topic import TopicConfig
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.primitives.types import Buffer
-from wire.protocol import request_form
-from wire.records.batches import (
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.records.batches import (
     ATTRIBUTES_LOW_AT,
     CODEC_MASK,
     HEADER_BYTES,
@@ -32,7 +32,7 @@ from wire.records.batches import (
     set_checksum,
     set_max_timestamp,
 )
-from wire.records.compression import (
+from metaquorum.wire.records.compression import (
     SHORT_COMPRESSED_BYTES,
     check_produced,
     compress_pieces,
@@ -41,9 +41,9 @@ from wire.records.compression import (
     piece_sizes,
     set_plain_header,
 )
-from wire.records.record_walk import RECORD_MIN_BYTES
-from wire.records.records import check_records, new_walk, record_pieces, record_spans
-from wire.records.walk_form import is_compiled
+from metaquorum.wire.records.record_walk import RECORD_MIN_BYTES
+from metaquorum.wire.records.records import check_records, new_walk, record_pieces, record_spans
+from metaquorum.wire.records.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
 # Yields the bytes of records checked in each slice; a value above COMMON_BYTES is the size of the
@@ -193,8 +193,8 @@ def validation(
 ) -> Validation:
     """Validate a batch in slices; return the batch to store and its header.
 
-    The header was checked before (`wire.records.batches.produced_batch`). Raises KafkaError if the
-    batch is refused. Blocking if `is_slow`: run it in a worker thread.
+    The header was checked before (`metaquorum.wire.records.batches.produced_batch`). Raises
+    KafkaError if the batch is refused. Blocking if `is_slow`: run it in a worker thread.
     """
     walked = 0
     walk = new_walk(header.record_count, header.last_offset_delta, True)

@@ -8,7 +8,8 @@ Plain state around the log. Three offsets have waiters:
     last_stable_offset  below it when a transaction is open  consumers with read_committed
 
 With one replica both are equal, and the append itself commits. With more, the leader computes the
-high watermark (`dataplane.partition.leader_state`), and followers get it in fetch responses.
+high watermark (`metaquorum.dataplane.partition.leader_state`), and followers get it in fetch
+responses.
 """
 
 from collections import deque
@@ -19,15 +20,15 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from dataplane.config.topic import TopicConfig
-from dataplane.instruments.histogram import Histogram
-from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.leader_state import UNKNOWN, BrokerEpoch, Eligible, LeaderState
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.partition.leader_state import UNKNOWN, BrokerEpoch, Eligible, LeaderState
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.runtime import Disk
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Uuid
 
 # Watchers that an append notifies directly, some µs each; more are notified in slices.
 NOTIFIED_AT_ONCE: Final = 1000

@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.files import OpenFiles
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.runtime import Clock
 
 _Row: TypeAlias = tuple[float, int, Partition, PartitionLog, int]

@@ -19,8 +19,8 @@ from typing import Final
 
 import trio
 
-from dataplane.partition.partition import Partition, ReplicaContext
-from dataplane.quotas.replication_quota import UNLIMITED, PlanLimits, ReplicationQuotas
+from metaquorum.dataplane.partition.partition import Partition, ReplicaContext
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, PlanLimits, ReplicationQuotas
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, MovePlanImage
 
 

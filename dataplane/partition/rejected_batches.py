@@ -33,12 +33,12 @@ all unacknowledged batches of all partitions again, which may duplicate records.
 
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.producers import REMEMBERED_BATCHES
+from metaquorum.dataplane.log.segments.producers import REMEMBERED_BATCHES
 from metaquorum.metadata.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
-from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
-from wire.primitives.types import Buffer, Uuid
-from wire.records.batches import TRANSACTIONAL, BatchHeader, parse_header
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Buffer, Uuid
+from metaquorum.wire.records.batches import TRANSACTIONAL, BatchHeader, parse_header
 
 # Requests of one producer that may be in flight after a refused one.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1

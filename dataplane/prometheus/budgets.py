@@ -1,7 +1,7 @@
 """Metrics of the budgets of coordinators, without clients: there may be thousands of them."""
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.prometheus.exposition import Page
 
 
 def add_budget(page: Page, budget: ClientBudget) -> None:

@@ -16,24 +16,24 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
 
-from dataplane.handlers.request_meter import RequestMeter
-from dataplane.instruments.error_counts import ErrorCounts, name_of
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.network.login_counts import LoginCounts
-from dataplane.network.server import Server
-from dataplane.partition.partition import NO_TRAFFIC, Partition, Traffic
-from dataplane.prometheus.elections import ElectionCounts
-from dataplane.prometheus.exposition import Page, label_text
-from dataplane.prometheus.group_lags import GroupLags
-from dataplane.prometheus.groups import add_groups
-from dataplane.prometheus.log_dir_moves import add_log_dir_moves
-from dataplane.prometheus.move_plans import add_move_plans
-from dataplane.prometheus.replication_quotas import add_replication_quotas
-from dataplane.prometheus.slices import Slices
-from dataplane.prometheus.transactions import add_transactions
-from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
-from dataplane.worker.context import Worker
 from metaquorum.controller_server import ControllerRole
+from metaquorum.dataplane.handlers.request_meter import RequestMeter
+from metaquorum.dataplane.instruments.error_counts import ErrorCounts, name_of
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.network.login_counts import LoginCounts
+from metaquorum.dataplane.network.server import Server
+from metaquorum.dataplane.partition.partition import NO_TRAFFIC, Partition, Traffic
+from metaquorum.dataplane.prometheus.elections import ElectionCounts
+from metaquorum.dataplane.prometheus.exposition import Page, label_text
+from metaquorum.dataplane.prometheus.group_lags import GroupLags
+from metaquorum.dataplane.prometheus.groups import add_groups
+from metaquorum.dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from metaquorum.dataplane.prometheus.move_plans import add_move_plans
+from metaquorum.dataplane.prometheus.replication_quotas import add_replication_quotas
+from metaquorum.dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.prometheus.transactions import add_transactions
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
+from metaquorum.dataplane.worker.context import Worker
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.quota_lookup import (
@@ -46,8 +46,8 @@ from metaquorum.metadata.quota_lookup import (
     REQUEST_PERCENTAGE,
 )
 from metaquorum.runtime import Clock, Disk
-from wire.primitives.frozen import frozen
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 
 SLICE_PARTITIONS: Final = 250  # some 2 ms
 MAX_PARTITIONS: Final = 20_000

@@ -13,9 +13,9 @@ from typing import Final
 import h11
 import trio
 
-from dataplane.instruments.log_rate_limit import LogRateLimiter
-from dataplane.prometheus.collector import Collector
-from dataplane.prometheus.exposition import CONTENT_TYPE
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.prometheus.collector import Collector
+from metaquorum.dataplane.prometheus.exposition import CONTENT_TYPE
 from metaquorum.runtime import Clock, Connection, Listener, Runtime, sleep
 from metaquorum.runtime.one_line import one_line
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from dataplane.instruments.histogram import Histogram
-from dataplane.prometheus.catalog import METRICS
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.prometheus.catalog import METRICS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)

@@ -22,19 +22,19 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.handlers.unread_records import UnreadReader
-from dataplane.prometheus.slices import Slices
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.handlers.unread_records import UnreadReader
+from metaquorum.dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.worker.context import Worker
 from metaquorum.metadata.image import MetadataImage
-from wire.messages.describe_unread_records import (
+from metaquorum.wire.messages.describe_unread_records import (
     DescribeUnreadRecordsRequest,
     DescribeUnreadRecordsResponse,
     PositionInPartition,
     PositionsInTopic,
     UnreadInPartition,
 )
-from wire.primitives.errors import KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 MAX_LAGS: Final = 1000  # rows of a page: the largest lags
 MAX_GROUP_LENGTH: Final = 255  # characters; groups with a longer id, of up to 32 kB, have no rows

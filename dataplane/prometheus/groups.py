@@ -3,14 +3,14 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.group.rebalancing import GroupState
-from dataplane.coordinators.hosted_shard import State
-from dataplane.prometheus.budgets import add_budget
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.group_lags import GroupLags
-from dataplane.prometheus.slices import Slices
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupState
+from metaquorum.dataplane.coordinators.hosted_shard import State
+from metaquorum.dataplane.prometheus.budgets import add_budget
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.group_lags import GroupLags
+from metaquorum.dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.worker.context import Worker
 
 SLICE_GROUPS: Final = 2000
 

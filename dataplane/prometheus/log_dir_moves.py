@@ -1,7 +1,7 @@
 """Metrics of moves between the log directories of a worker."""
 
-from dataplane.prometheus.exposition import Page
-from dataplane.replication.log_dir_mover import LogDirMover
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
 
 
 def add_log_dir_moves(page: Page, mover: LogDirMover) -> None:

@@ -5,8 +5,8 @@ At most `MAX_ACTIVE_PLANS` plans run at the same time, which bounds the labels.
 
 from typing import Final
 
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.slices import Slices
 from metaquorum.metadata.image import MetadataImage, MovePlanImage
 from metaquorum.metadata.records import FINAL_STATES, PLAN_STATES
 

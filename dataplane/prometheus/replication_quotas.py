@@ -1,8 +1,8 @@
 """Metrics of replication quotas (KIP-73): throttled rates, their limits, and the replicas' lag."""
 
-from dataplane.prometheus.exposition import Page
-from dataplane.quotas.replication_quota import UNLIMITED
-from dataplane.replication.isr_manager import IsrManager
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED
+from metaquorum.dataplane.replication.isr_manager import IsrManager
 
 
 def add_replication_quotas(page: Page, isr_manager: IsrManager) -> None:

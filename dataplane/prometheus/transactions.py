@@ -5,11 +5,11 @@ The coordinator keeps its counts by state, so the cost grows with its partitions
 
 from typing import Final
 
-from dataplane.coordinators.hosted_shard import State as ShardState
-from dataplane.coordinators.transaction.transaction import State
-from dataplane.prometheus.budgets import add_budget
-from dataplane.prometheus.exposition import Page
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.coordinators.hosted_shard import State as ShardState
+from metaquorum.dataplane.coordinators.transaction.transaction import State
+from metaquorum.dataplane.prometheus.budgets import add_budget
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.worker.context import Worker
 
 # States that records can have; the others are only ever pending.
 STATES: Final = tuple(

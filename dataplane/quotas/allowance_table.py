@@ -9,9 +9,10 @@ have a share of the table:
     above                       a quarter of the places that are left free
 
 A client whose share is used up displaces an allowance of its own share. So one address gets half
-of the table, the next one a tenth, and so on (as in `dataplane.coordinators.client_budget`), and a
-client with invented names never makes the worker forget what others have used. Only a full table,
-which takes very many addresses, displaces an allowance of others.
+of the table, the next one a tenth, and so on (as in
+`metaquorum.dataplane.coordinators.client_budget`), and a client with invented names never makes the
+worker forget what others have used. Only a full table, which takes very many addresses, displaces
+an allowance of others.
 
 Of the allowances that were added or checked first, the one with the least to forget is displaced:
 one that no quota limits rather than one with a quota, then the one with the least use.
@@ -24,9 +25,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from dataplane.quotas.client_state import ClientShare
-from dataplane.quotas.muting import ClientName
-from dataplane.quotas.rate_window import RateWindow
+from metaquorum.dataplane.quotas.client_state import ClientShare
+from metaquorum.dataplane.quotas.muting import ClientName
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.quota_lookup import Sharers
 
 SHARE: Final = 4  # the free places are divided by this

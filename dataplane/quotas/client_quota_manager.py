@@ -1,9 +1,10 @@
 """Client quotas of one worker: byte rates of producers and consumers, and event loop time.
 
 Clients with the same allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
-window (`dataplane.quotas.rate_window`). The rule that applies to a client is looked up once and
-cached until a quota changes. The counted use stays when the value of a quota changes: a new value
-applies at once to earlier use, too, and shortens mutes that are longer than that value requires.
+window (`metaquorum.dataplane.quotas.rate_window`). The rule that applies to a client is looked up
+once and cached until a quota changes. The counted use stays when the value of a quota changes: a
+new value applies at once to earlier use, too, and shortens mutes that are longer than that value
+requires.
 
 Use counts also while no quota applies to a client, as in Kafka, for KEPT_S after the last quota of
 the kind was removed: a quota that is removed and set again finds it. It is counted for each set of
@@ -11,7 +12,7 @@ clients that could share a quota, of the shapes that quotas have had (user, clie
 
 An allowance without use for a whole window is forgotten when other clients arrive, or within a
 minute. `MAX_CLIENTS` bounds the memory that clients with invented names can take, of which each has
-a share (`dataplane.quotas.allowance_table`).
+a share (`metaquorum.dataplane.quotas.allowance_table`).
 
 Counting a request takes about 2 microseconds, a tenth of a small request. A client that sends many
 requests and is within its quotas therefore gets *credit* for some requests: they are added up and
@@ -33,13 +34,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from dataplane.quotas.allowance_table import Allowance, AllowanceTable, ThrottleStats
-from dataplane.quotas.client_state import ClientShare, QuotaClient, name_of, share_of
-from dataplane.quotas.connection_rates import ConnectionRates
-from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
-from dataplane.quotas.muting import ClientName, Mute, throttle_ms
-from dataplane.quotas.producer_admission import ProducerAdmission
-from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
@@ -47,6 +41,13 @@ from metaquorum.controller.quota_changes import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
+from metaquorum.dataplane.quotas.allowance_table import Allowance, AllowanceTable, ThrottleStats
+from metaquorum.dataplane.quotas.client_state import ClientShare, QuotaClient, name_of, share_of
+from metaquorum.dataplane.quotas.connection_rates import ConnectionRates
+from metaquorum.dataplane.quotas.cpu_meter import PERCENT, CpuMeter
+from metaquorum.dataplane.quotas.muting import ClientName, Mute, throttle_ms
+from metaquorum.dataplane.quotas.producer_admission import ProducerAdmission
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.quota_lookup import (
     NO_CLIENT_ID,

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from dataplane.quotas.muting import ClientName, Mute
+from metaquorum.dataplane.quotas.muting import ClientName, Mute
 
 _NETWORK_BITS: Final = 64  # part of an IPv6 address that a host cannot choose
 

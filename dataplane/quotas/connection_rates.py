@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import Configs, ListenerConfigs
 from metaquorum.controller.quota_changes import CONNECTION_CREATION_RATE
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.quota_lookup import QuotaEntity, SpecialName
 from metaquorum.runtime import Clock
 

@@ -9,9 +9,9 @@ to no client. File reads and writes in worker threads are not charged; the valid
 a worker thread is (`add`).
 
 Reading the CPU time of a thread takes 0.2 microseconds, a small request twenty. A busy client is
-not metered while it has `credit` (`dataplane.quotas.client_quota_manager`): the next metered slice
-also counts for the unmetered slices before it. The credit is random, so that a client cannot place
-expensive requests into unmetered slices, and the charge is right on average.
+not metered while it has `credit` (`metaquorum.dataplane.quotas.client_quota_manager`): the next
+metered slice also counts for the unmetered slices before it. The credit is random, so that a client
+cannot place expensive requests into unmetered slices, and the charge is right on average.
 
 100 percent is all the time of the one event loop of a process: a quota of 200 percent limits no
 client, and 50 percent is half of a node. (In Apache Kafka, the whole is 100
@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
-from dataplane.quotas.client_state import QuotaClient
+from metaquorum.dataplane.quotas.client_state import QuotaClient
 
 T = TypeVar("T")
 

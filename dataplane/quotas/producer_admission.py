@@ -35,9 +35,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from dataplane.quotas.client_state import ClientShare, QuotaClient, share_of
 from metaquorum.config.resolution import Configs
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.quotas.client_state import ClientShare, QuotaClient, share_of
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_SHARES: Final = 100_000  # in memory; beyond it, the one not used for longest is forgotten
 LOOKED_AT: Final = 4  # shares not used for longest that are checked for each use

@@ -6,10 +6,10 @@ The line names the clients with the longest total delay. A minute without thrott
 from collections.abc import Iterator
 from typing import Final
 
-from dataplane.quotas.allowance_table import Allowance
-from dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
+from metaquorum.dataplane.quotas.allowance_table import Allowance
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
 from metaquorum.metadata.quota_lookup import BY_CONFIG, OBSERVED, Rule
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MOST_NAMED: Final = 10
 

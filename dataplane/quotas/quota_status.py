@@ -6,11 +6,11 @@ Reading the status changes nothing and delays no client. There may be a hundred 
 
 from collections.abc import Iterator
 
-from dataplane.quotas.allowance_table import Allowance
-from dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
-from dataplane.quotas.muting import ClientName, Mute
+from metaquorum.dataplane.quotas.allowance_table import Allowance
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas, RateQuotas
+from metaquorum.dataplane.quotas.muting import ClientName, Mute
 from metaquorum.metadata.quota_lookup import Rule
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

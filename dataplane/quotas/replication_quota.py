@@ -23,9 +23,9 @@ Plain state: `now` is monotonic seconds.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from dataplane.quotas.rate_window import DEFAULT_SAMPLE_S, DEFAULT_SAMPLES, RateWindow
 from metaquorum.config.definition import LONG_MAX
 from metaquorum.config.resolution import Configs
+from metaquorum.dataplane.quotas.rate_window import DEFAULT_SAMPLE_S, DEFAULT_SAMPLES, RateWindow
 
 UNLIMITED: Final = LONG_MAX
 BURST_S: Final = 0.02  # seconds of the rate that may be used at once

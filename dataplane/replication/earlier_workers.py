@@ -27,7 +27,7 @@ from typing import Final
 
 import trio
 
-from dataplane.network.client import AcceptedClaim, Client
+from metaquorum.dataplane.network.client import AcceptedClaim, Client
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import METADATA_VERSION, RegisterWorkerRecord
 from metaquorum.runtime import Network

@@ -18,11 +18,11 @@ from math import inf
 from random import Random
 from typing import Final
 
-from dataplane.fetch.session_client import FetchSessionClient, Key, RequestedPartition
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
-from dataplane.replication.throttle import FollowerThrottle, may_throttle
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.fetch.session_client import FetchSessionClient, Key, RequestedPartition
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.dataplane.replication.throttle import FollowerThrottle, may_throttle
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Seconds between examinations of all partitions: the log start offset of an idle one may move.
 LOOK_AT_ALL_S: Final = 1.0

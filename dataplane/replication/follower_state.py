@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from dataplane.fetch.session_client import RequestedPartition
-from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.fetch.session_client import RequestedPartition
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.runtime import Disk
-from wire.messages.fetch import EpochEndOffset
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Buffer
-from wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
+from metaquorum.wire.messages.fetch import EpochEndOffset
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
 
 NO_EPOCH: Final = -1
 # More bytes are written in a worker thread. Below, the handover to the thread costs more than the

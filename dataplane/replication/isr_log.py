@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.partition.leader_state import IsrChange
+from metaquorum.dataplane.partition.leader_state import IsrChange
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 
 log = logging.getLogger(__name__)

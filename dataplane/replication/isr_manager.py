@@ -20,29 +20,29 @@ from zlib import crc32
 
 import trio
 
-from dataplane.fetch.session_client import FetchLimits, Key
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.network.listeners import ReplicationListener
-from dataplane.partition.leader_state import UNKNOWN, IsrChange
-from dataplane.partition.partition import Partition, ReplicaContext
-from dataplane.quotas.replication_quota import ReplicationQuotas
-from dataplane.replication import follower_state, truncation_ledger
-from dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
-from dataplane.replication.follower_state import Truncation
-from dataplane.replication.isr_log import IsrLog
-from dataplane.replication.replica_fetcher import (
+from metaquorum.channel import Endpoint
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.alter_partition import PartitionChange
+from metaquorum.dataplane.fetch.session_client import FetchLimits, Key
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
+from metaquorum.dataplane.network.listeners import ReplicationListener
+from metaquorum.dataplane.partition.leader_state import UNKNOWN, IsrChange
+from metaquorum.dataplane.partition.partition import Partition, ReplicaContext
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
+from metaquorum.dataplane.replication import follower_state, truncation_ledger
+from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
+from metaquorum.dataplane.replication.follower_state import Truncation
+from metaquorum.dataplane.replication.isr_log import IsrLog
+from metaquorum.dataplane.replication.replica_fetcher import (
     FetcherConfig,
     FollowerEvents,
     LeaderAddress,
     ReplicaFetcher,
 )
-from dataplane.replication.throttle import FollowerThrottle
-from dataplane.replication.truncation_ledger import LostLog, TruncationLedger
-from dataplane.replication.worker_client import WorkerClient
-from metaquorum.channel import Endpoint
-from metaquorum.config.resolution import Configs
-from metaquorum.controller.alter_partition import PartitionChange
+from metaquorum.dataplane.replication.throttle import FollowerThrottle
+from metaquorum.dataplane.replication.truncation_ledger import LostLog, TruncationLedger
+from metaquorum.dataplane.replication.worker_client import WorkerClient
 from metaquorum.metadata.image import (
     MetadataDelta,
     MetadataImage,
@@ -62,8 +62,8 @@ from metaquorum.rpc.methods import (
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.security.tls_context import ReloadedContext
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import Uuid
 
 log = logging.getLogger(__name__)
 

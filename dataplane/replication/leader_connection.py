@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Final
 
 from metaquorum.runtime import Connection
-from wire.messages.authenticate_replica import (
+from metaquorum.wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
 )
-from wire.messages.fetch import FetchRequest, FetchResponse
-from wire.primitives.errors import WireError
-from wire.protocol.frames import FrameBuffer
-from wire.protocol.headers import decode_response_as, encode_request
-from wire.schema.message import Message
+from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.frames import FrameBuffer
+from metaquorum.wire.protocol.headers import decode_response_as, encode_request
+from metaquorum.wire.schema.message import Message
 
 # More than any leader sends: the first batch may exceed the requested size.
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024

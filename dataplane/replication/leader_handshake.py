@@ -6,16 +6,16 @@
 requests of workers wait for the answer (`authenticate`).
 """
 
-from dataplane.replication.replica_authentication import prove
 from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.channel.handshake import DialerHandshake, Refusal
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import broker_error
-from wire.messages.authenticate_replica import (
+from metaquorum.dataplane.replication.replica_authentication import prove
+from metaquorum.wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
 )
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 
 async def verifies_proofs(connection: BrokerConnection, deadline: float) -> bool:

@@ -4,7 +4,8 @@
     copying     batches from the current log are appended to it, some at a time; what happens to the
                 current log meanwhile (truncation, log start offset) happens to it, too
     noted       nearly caught up: both logs have their ids on disk, and the checkpoints of the
-                target have the offsets of the future replica (`dataplane.log.dirs.moved_logs`)
+                target have the offsets of the future replica
+                (`metaquorum.dataplane.log.dirs.moved_logs`)
     swapped     with the end of both logs equal, in one step of the event loop
 
 Before the swap the future replica has synced all that the current log has synced, so that the move
@@ -31,34 +32,34 @@ from typing import Final
 
 import trio
 
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.dirs.moved_logs import (
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.dirs.moved_logs import (
     LogId,
     UnfinishedMove,
     future_folder,
     new_unique,
     read_log_id,
 )
-from dataplane.log.local_log import NO_CUT
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.recovery import RecoveryStoppedError
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.local_log import NO_CUT
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.recovery import RecoveryStoppedError
+from metaquorum.dataplane.log.segments.files import (
     ColdError,
     DirectoryFailedError,
     DiskFullError,
     UnreadableError,
     storage_errors,
 )
-from dataplane.log.segments.names import MOVED
-from dataplane.log.segments.slices import LogSlice
-from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
-from dataplane.partition.partition import Partition
-from dataplane.quotas.replication_quota import ReplicationQuota
-from dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.dataplane.log.segments.names import MOVED
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuota
+from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.runtime import File, Runtime, StorageError, sleep
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
 
 logger = logging.getLogger(__name__)
 

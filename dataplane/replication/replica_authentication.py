@@ -49,17 +49,17 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from dataplane.instruments.log_rate_limit import LogRateLimiter
-from dataplane.network.client import Client
-from dataplane.network.replies import CloseConnectionError
 from metaquorum.channel import Endpoint, HandshakeError, StreamKind
 from metaquorum.channel.handshake import AcceptorHandshake, DialerHandshake, Hello, Refusal
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import CloseConnectionError
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from dataplane.replication.earlier_workers import EarlierFollowers
+    from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers
     from metaquorum.metadata.image import MetadataImage
-    from wire.messages.fetch import FetchRequest
+    from metaquorum.wire.messages.fetch import FetchRequest
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,13 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.fetch.session_client import (
+from metaquorum.channel import Endpoint, HandshakeError
+from metaquorum.channel.handshake import DialerHandshake
+from metaquorum.client.connection import BrokerConnection
+from metaquorum.client.errors import BrokerError, NotServedError
+from metaquorum.client.security import Login
+from metaquorum.client.trio_transport import TrioStream, TrioTransport
+from metaquorum.dataplane.fetch.session_client import (
     FetchLimits,
     FetchSessionClient,
     Key,
@@ -27,32 +33,30 @@ from dataplane.fetch.session_client import (
     is_session_error,
     rows_of,
 )
-from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.log.segments.config import NEVER
-from dataplane.partition.leader_state import BrokerEpoch
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
-from dataplane.replication.followed_partitions import Followed, FollowedPartitions
-from dataplane.replication.follower_state import Truncation
-from dataplane.replication.leader_connection import LeaderConnection
-from dataplane.replication.leader_handshake import exchange_hellos, take_proof, verifies_proofs
-from dataplane.replication.throttle import FollowerThrottle, may_throttle
-from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import DialerHandshake
-from metaquorum.client.connection import BrokerConnection
-from metaquorum.client.errors import BrokerError, NotServedError
-from metaquorum.client.security import Login
-from metaquorum.client.trio_transport import TrioStream, TrioTransport
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
+from metaquorum.dataplane.log.segments.config import NEVER
+from metaquorum.dataplane.partition.leader_state import BrokerEpoch
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.dataplane.replication.followed_partitions import Followed, FollowedPartitions
+from metaquorum.dataplane.replication.follower_state import Truncation
+from metaquorum.dataplane.replication.leader_connection import LeaderConnection
+from metaquorum.dataplane.replication.leader_handshake import (
+    exchange_hellos,
+    take_proof,
+    verifies_proofs,
+)
+from metaquorum.dataplane.replication.throttle import FollowerThrottle, may_throttle
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.security.tls_context import ReloadedContext
-from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

@@ -7,22 +7,22 @@ from typing import Final
 
 import trio
 
-from dataplane.config.topic import TopicConfig
-from dataplane.config.worker import WorkerConfigs
-from dataplane.log.dirs.log_dir import LogDir, NewPartition
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
-from dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
-from dataplane.replication.isr_manager import IsrManager
-from dataplane.replication.truncation_ledger import LostLog
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.dataplane.config.worker import WorkerConfigs
+from metaquorum.dataplane.log.dirs.log_dir import LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.files import DirectoryFailedError, UnreadableError
+from metaquorum.dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
+from metaquorum.dataplane.replication.isr_manager import IsrManager
+from metaquorum.dataplane.replication.truncation_ledger import LostLog
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.runtime import Clock, StorageError
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 log = logging.getLogger(__name__)
 

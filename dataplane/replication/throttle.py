@@ -7,9 +7,9 @@ is in the ISR, or had all committed records at its last fetch and so may join th
 
 from typing import Final
 
-from dataplane.partition.partition import Partition
-from dataplane.partition.plan_throttles import receives_throttled
-from dataplane.quotas.replication_quota import ReplicationQuota
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.plan_throttles import receives_throttled
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuota
 
 # Least seconds for which partitions are left out. Meanwhile the quota accumulates, so that the next
 # responses have more bytes, and the rate is the same.

@@ -38,14 +38,14 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
-from dataplane.replication.follower_state import Truncation
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.dataplane.replication.follower_state import Truncation
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
-from wire.primitives.frozen import frozen
-from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
-from wire.records.crc import crc32c
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
+from metaquorum.wire.records.crc import crc32c
 
 log = logging.getLogger(__name__)
 

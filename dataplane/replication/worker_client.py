@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.replication.leader_handshake import authenticate
 from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
 from metaquorum.client.trio_transport import TrioTransport
+from metaquorum.dataplane.replication.leader_handshake import authenticate
 from metaquorum.runtime import Runtime
 from metaquorum.security.tls_context import ReloadedContext
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.schema.message import Message
 
 _BROKEN: Final = (OSError, EOFError, WireError)
 _FAILED: Final = (*_BROKEN, NotServedError, BrokerError, HandshakeError)

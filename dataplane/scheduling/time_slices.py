@@ -35,8 +35,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from dataplane.scheduling.request_memory import RequestMemory
-from wire.schema.message import Struct
+from metaquorum.dataplane.scheduling.request_memory import RequestMemory
+from metaquorum.wire.schema.message import Struct
 
 T = TypeVar("T")
 S = TypeVar("S", str, tuple[str, int])

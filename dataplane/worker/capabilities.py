@@ -2,9 +2,9 @@
 
 The type of a handler's parameter `worker` lists the parts that the handler and its helpers may
 use: one of these Protocols, or a Protocol at the head of the handler's module that joins some of
-them with parts that only that family needs. `dataplane.worker.context.Worker` has all parts; only
-the dispatcher has the whole type, and mypy proves that `Worker` satisfies each handler. There is no
-cost at run time: a handler gets the worker itself.
+them with parts that only that family needs. `metaquorum.dataplane.worker.context.Worker` has all
+parts; only the dispatcher has the whole type, and mypy proves that `Worker` satisfies each handler.
+There is no cost at run time: a handler gets the worker itself.
 
 A `Has...` Protocol is one part; the others join parts for a task of several families. All parts are
 read-only attributes: a handler may call methods of a part, but cannot replace the part. To give a
@@ -16,15 +16,15 @@ from typing import Protocol
 
 import trio
 
-from dataplane.instruments.log_levels import LogLevels
-from dataplane.partition.partition import Partition
-from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.instruments.log_levels import LogLevels
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.runtime import Clock, Disk, StorageError
-from wire.primitives.types import Uuid
+from metaquorum.wire.primitives.types import Uuid
 
 
 class HasImage(Protocol):

@@ -6,40 +6,45 @@ from uuid import UUID
 
 import trio
 
-from dataplane.config.worker import WorkerConfigs
-from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs, GroupCoordinator
-from dataplane.coordinators.partitioning import partition_of
-from dataplane.coordinators.transaction.configs import TransactionConfigs
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.fetch.long_polls import LongPolls
-from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
-from dataplane.fetch.sessions import FetchSessions
-from dataplane.instruments.error_counts import ErrorCounts
-from dataplane.instruments.log_levels import LogLevels
-from dataplane.log.compaction.compaction import CleanerStatistics
-from dataplane.network.client import Client
-from dataplane.network.delayed import Timers
-from dataplane.partition.partition import Partition
-from dataplane.partition.pending_deletes import PendingDeletes
-from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.quotas.replication_quota import PlanLimits
-from dataplane.replication.isr_manager import IsrManager
-from dataplane.replication.log_dir_mover import LogDirMover
-from dataplane.replication.replica_authentication import ReplicaAuthenticator
-from dataplane.replication.replica_manager import ReplicaManager
-from dataplane.scheduling.time_slices import TimeSlicer
-from dataplane.worker.internal_topics import InternalTopics
-from dataplane.worker.leadership_check import LeadershipCheck
-from dataplane.worker.marker_writer import EndsGroupTransactions, MarkerWriter
-from dataplane.worker.metadata_cache import MetadataCache
-from dataplane.worker.producer_ids import ProducerIds
-from dataplane.worker.recently_fenced import RecentlyFenced
-from dataplane.worker.transaction_states import TransactionStates
-from dataplane.worker.transaction_verifier import (
+from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.dataplane.config.worker import WorkerConfigs
+from metaquorum.dataplane.coordinators.group.group_coordinator import (
+    CoordinatorConfigs,
+    GroupCoordinator,
+)
+from metaquorum.dataplane.coordinators.partitioning import partition_of
+from metaquorum.dataplane.coordinators.transaction.configs import TransactionConfigs
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from metaquorum.dataplane.fetch.long_polls import LongPolls
+from metaquorum.dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from metaquorum.dataplane.fetch.sessions import FetchSessions
+from metaquorum.dataplane.instruments.error_counts import ErrorCounts
+from metaquorum.dataplane.instruments.log_levels import LogLevels
+from metaquorum.dataplane.log.compaction.compaction import CleanerStatistics
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.delayed import Timers
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.pending_deletes import PendingDeletes
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.dataplane.quotas.replication_quota import PlanLimits
+from metaquorum.dataplane.replication.isr_manager import IsrManager
+from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
+from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthenticator
+from metaquorum.dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.worker.internal_topics import InternalTopics
+from metaquorum.dataplane.worker.leadership_check import LeadershipCheck
+from metaquorum.dataplane.worker.marker_writer import EndsGroupTransactions, MarkerWriter
+from metaquorum.dataplane.worker.metadata_cache import MetadataCache
+from metaquorum.dataplane.worker.producer_ids import ProducerIds
+from metaquorum.dataplane.worker.recently_fenced import RecentlyFenced
+from metaquorum.dataplane.worker.transaction_states import TransactionStates
+from metaquorum.dataplane.worker.transaction_verifier import (
     NO_WORKER,
     TransactionVerifier,
 )
-from metaquorum.config.resolution import Configs, WorkerLayers
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
@@ -65,9 +70,9 @@ class Request(NamedTuple):
 
 
 class Worker:
-    """State of one worker, built by `dataplane.worker_server`.
+    """State of one worker, built by `metaquorum.dataplane.worker_server`.
 
-    Handlers use it through the narrower types of `dataplane.worker.capabilities`.
+    Handlers use it through the narrower types of `metaquorum.dataplane.worker.capabilities`.
     """
 
     def __init__(

@@ -9,16 +9,16 @@ from typing import Final
 
 import trio
 
-from dataplane.config.worker import WorkerConfigs
-from dataplane.worker.feature_levels import needs_level
 from metaquorum.controller.internal_topics import LEVELS, CreateInternalTopic
+from metaquorum.dataplane.config.worker import WorkerConfigs
+from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import CREATE_INTERNAL_TOPIC
 from metaquorum.rpc.session import WorkerSession
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds to wait for the controller and for the metadata of the topic.
 CREATE_S: Final = 5.0

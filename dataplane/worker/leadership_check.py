@@ -9,7 +9,7 @@ while a request to the controller is in flight waits for the next request, becau
 may have answered the current one already.
 
 The same question decides whether a producer id is given out
-(`dataplane.quotas.producer_admission`).
+(`metaquorum.dataplane.quotas.producer_admission`).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from metaquorum.rpc.controller_client import ControllerClient
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Clients retry; a quorum that does not answer within a second may be unavailable for long.
 ASK_TIMEOUT_S: Final = 1.0

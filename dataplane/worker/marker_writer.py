@@ -14,22 +14,22 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import trio
 
-from dataplane.log.segments.config import NEVER
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer
-from dataplane.worker.capabilities import PartitionLookup
+from metaquorum.dataplane.log.segments.config import NEVER
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer
+from metaquorum.dataplane.worker.capabilities import PartitionLookup
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, check_writable
 from metaquorum.runtime import Clock, Disk, StorageError
-from wire.messages.write_txn_markers import (
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds that replicas have to get the markers of a request.
 COMMIT_S: Final = 10.0

@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.instruments.error_counts import EncodedRow
+from metaquorum.dataplane.instruments.error_counts import EncodedRow
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
-from wire.messages.metadata import (
+from metaquorum.wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.schema.codec import item_encoder
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.codec import item_encoder
 
 _NO_ERROR: Final = ErrorCode.NONE  # looking up a member of an enum by name is slow
 _NO_LEADER: Final = -1

@@ -8,10 +8,6 @@ does not exist, is internal, or is only validated) take no tokens.
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
-from dataplane.quotas.client_state import name_of
-from dataplane.quotas.muting import throttle_ms
-from dataplane.worker.capabilities import HasControllerClient, HasImage, HasQuotas, HasSlicer
-from dataplane.worker.context import Request
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
@@ -19,11 +15,20 @@ from metaquorum.controller.topics import (
     NewPartitions,
     NewTopic,
 )
+from metaquorum.dataplane.quotas.client_state import name_of
+from metaquorum.dataplane.quotas.muting import throttle_ms
+from metaquorum.dataplane.worker.capabilities import (
+    HasControllerClient,
+    HasImage,
+    HasQuotas,
+    HasSlicer,
+)
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
 from metaquorum.rpc.methods import TAKE_MUTATIONS, TakeMutations
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 W = TypeVar("W")
 

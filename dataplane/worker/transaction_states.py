@@ -3,11 +3,14 @@
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from dataplane.worker.transaction_verifier import AsksWorkers
+from metaquorum.dataplane.worker.transaction_verifier import AsksWorkers
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 ANSWER_S: Final = 5.0
 # States in which a transaction has no marker to come. All others are open or prepared.

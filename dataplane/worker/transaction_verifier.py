@@ -19,17 +19,20 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.instruments.histogram import Histogram
-from dataplane.quotas.client_state import ClientShare, QuotaClient, share_of
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.quotas.client_state import ClientShare, QuotaClient, share_of
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.wire.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 MAX_PLACES: Final = 2_000
 MAX_WAITING: Final = 20_000  # partitions for which the clients of one share wait

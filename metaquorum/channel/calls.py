@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from metaquorum.channel.frames import MAX_MESSAGE_BYTES
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 MAX_METHOD_BYTES: Final = 64
 MAX_TEXT_BYTES: Final = 4096

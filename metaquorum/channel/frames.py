@@ -13,7 +13,7 @@ import struct
 from typing import Final
 
 from metaquorum.runtime.interfaces import Buffer
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 MAC_BYTES: Final = 16
 MAX_MESSAGE_BYTES: Final = 8 << 20

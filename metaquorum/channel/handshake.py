@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from metaquorum.channel.identity import MAX_CLUSTER_ID_BYTES, ChannelIdentity, StreamKind
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MAGIC: Final = b"mqchan\r\n"
 FORMAT: Final = 1

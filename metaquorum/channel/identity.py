@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 from metaquorum.security.tls_context import TlsFiles
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096

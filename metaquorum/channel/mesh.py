@@ -22,7 +22,7 @@ from metaquorum.channel.stream import Cause, End, Stream
 from metaquorum.channel.timing import Backoff, LogThrottle
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.runtime.interfaces import sleep
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.identity import StreamKind
 from metaquorum.channel.rpc_server import MAX_CALL_BYTES_IN_FLIGHT, MAX_CALLS_IN_FLIGHT
 from metaquorum.channel.stream import End, Stream
-from wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.errors import KafkaError, WireError
 
 
 class CallError(Exception):

@@ -16,7 +16,7 @@ from metaquorum.channel.calls import (
 )
 from metaquorum.channel.stream import Cause, End, Stream
 from metaquorum.channel.timing import LogThrottle
-from wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.errors import KafkaError, WireError
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from metaquorum.channel.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Opener
 from metaquorum.channel.handshake import Established, Hello
 from metaquorum.channel.timing import ChannelTimings
 from metaquorum.runtime.interfaces import Clock, Connection, sleep
-from wire.primitives.errors import WireError
-from wire.primitives.frozen import frozen
-from wire.protocol.frames import FrameBuffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.protocol.frames import FrameBuffer
 
 MAX_QUEUED_MESSAGES: Final = 16_384
 MAX_QUEUED_BYTES: Final = 32 << 20

@@ -8,7 +8,7 @@ import outcome
 import trio
 
 from metaquorum.runtime.interfaces import Clock, sleep
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

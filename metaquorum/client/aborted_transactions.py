@@ -7,9 +7,9 @@ producer's transactional batches are aborted, up to the marker that ends the tra
 
 from collections.abc import Sequence
 
-from wire.messages.fetch import AbortedTransaction
-from wire.primitives.types import Buffer
-from wire.records.records import BatchHeader, ControlType, decode_marker, iter_records
+from metaquorum.wire.messages.fetch import AbortedTransaction
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.records import BatchHeader, ControlType, decode_marker, iter_records
 
 
 class AbortedTransactions:

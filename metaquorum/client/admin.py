@@ -70,10 +70,10 @@ from metaquorum.client.values import (
 from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, QuotaEntity, SpecialName
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.security.scram import DEFAULT_ITERATIONS
-from wire.messages.metadata import MetadataResponseTopic
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID, uuid_to_text
-from wire.schema.message import Message
+from metaquorum.wire.messages.metadata import MetadataResponseTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID, uuid_to_text
+from metaquorum.wire.schema.message import Message
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -168,7 +168,7 @@ class AdminClient:
 
         Raises BrokerError for the first replica that the node refuses to move.
         """
-        from wire.messages.alter_replica_log_dirs import (
+        from metaquorum.wire.messages.alter_replica_log_dirs import (
             AlterReplicaLogDir,
             AlterReplicaLogDirsRequest,
             AlterReplicaLogDirsResponse,
@@ -232,7 +232,7 @@ class AdminClient:
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> dict[str, CreatedTopic | BrokerError]:
         """Create topics, or with `validate_only` only check whether they could be created."""
-        from wire.messages.create_topics import (
+        from metaquorum.wire.messages.create_topics import (
             CreatableTopic,
             CreatableTopicConfig,
             CreateTopicsRequest,
@@ -277,7 +277,7 @@ class AdminClient:
         }
 
     async def _check_broker_defaults(self) -> None:
-        from wire.messages.create_topics import CreateTopicsRequest
+        from metaquorum.wire.messages.create_topics import CreateTopicsRequest
 
         connection = await self.cluster.connection(CONTROLLER, self.cluster.deadline())
         if connection.version_of(CreateTopicsRequest) < _BROKER_DEFAULT_FROM:
@@ -288,7 +288,7 @@ class AdminClient:
 
     async def delete_topics(self, names: Iterable[str]) -> dict[str, BrokerError | None]:
         """Delete topics; the value of a deleted topic is None."""
-        from wire.messages.delete_topics import (
+        from metaquorum.wire.messages.delete_topics import (
             DeleteTopicsRequest,
             DeleteTopicsResponse,
             DeleteTopicState,
@@ -319,7 +319,7 @@ class AdminClient:
 
         Raises BrokerError if the broker refuses.
         """
-        from wire.messages.create_partitions import (
+        from metaquorum.wire.messages.create_partitions import (
             CreatePartitionsRequest,
             CreatePartitionsResponse,
             CreatePartitionsTopic,
@@ -349,7 +349,7 @@ class AdminClient:
         Timestamps are milliseconds since 1970 UTC, or EARLIEST, LATEST or MAX_TIMESTAMP. With
         `read_committed`, LATEST is the last stable offset instead of the high watermark.
         """
-        from wire.messages.list_offsets import (
+        from metaquorum.wire.messages.list_offsets import (
             ListOffsetsPartition,
             ListOffsetsRequest,
             ListOffsetsResponse,
@@ -400,7 +400,7 @@ class AdminClient:
 
         HIGH_WATERMARK as an offset means all committed records.
         """
-        from wire.messages.delete_records import (
+        from metaquorum.wire.messages.delete_records import (
             DeleteRecordsPartition,
             DeleteRecordsRequest,
             DeleteRecordsResponse,
@@ -457,7 +457,7 @@ class AdminClient:
 
         Raises BrokerError if the resource does not exist.
         """
-        from wire.messages.describe_configs import (
+        from metaquorum.wire.messages.describe_configs import (
             DescribeConfigsRequest,
             DescribeConfigsResource,
             DescribeConfigsResponse,
@@ -514,7 +514,7 @@ class AdminClient:
 
         Raises BrokerError, without a change, if the broker refuses one of them.
         """
-        from wire.messages.incremental_alter_configs import (
+        from metaquorum.wire.messages.incremental_alter_configs import (
             AlterableConfig,
             AlterConfigsResource,
             IncrementalAlterConfigsRequest,

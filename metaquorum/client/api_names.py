@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from metaquorum.client.connection import VersionRange
-from wire.protocol.apis import APIS, FIRST_OWN_KEY
+from metaquorum.wire.protocol.apis import APIS, FIRST_OWN_KEY
 
 # Source: the message definitions of Kafka 4.3; and the table of metaquorum's own APIs.
 API_NAMES: Final[Mapping[int, str]] = {
@@ -113,7 +113,7 @@ def supported_range(key: int) -> VersionRange | None:
     name = API_NAMES.get(key)
     if name is None:
         return None
-    module_name = "wire.messages." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    module_name = "metaquorum.wire.messages." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
     if importlib.util.find_spec(module_name) is None:
         return None
     versions = getattr(importlib.import_module(module_name), name + "Request").VERSIONS

@@ -23,15 +23,15 @@ from metaquorum.client.security import Login
 from metaquorum.client.throttling import Deadline, ThrottleTimes, ThrottleWaits
 from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Transport
 from metaquorum.runtime.whole_numbers import whole_number
-from wire.messages.metadata import (
+from metaquorum.wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 T = TypeVar("T")
 

@@ -21,14 +21,17 @@ from metaquorum.client.security import Login
 from metaquorum.client.throttling import ThrottleTimes, ThrottleWaits
 from metaquorum.client.transport import Stream
 from metaquorum.security.sasl import AuthenticationError
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from wire.primitives.errors import ErrorCode, WireError
-from wire.protocol.apis import ApiKey
-from wire.protocol.frames import FrameBuffer
-from wire.protocol.headers import decode_response_as, encode_request
-from wire.schema.message import Message
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.frames import FrameBuffer
+from metaquorum.wire.protocol.headers import decode_response_as, encode_request
+from metaquorum.wire.schema.message import Message
 
 M = TypeVar("M", bound=Message)
 

@@ -15,17 +15,17 @@ from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
 from metaquorum.client.transport import BROKEN
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
     PartitionData,
 )
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID, Buffer
-from wire.records.records import batch_crc, batches, decode_pieces, stored_problem
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID, Buffer
+from metaquorum.wire.records.records import batch_crc, batches, decode_pieces, stored_problem
 
 MAX_WAIT_S: Final = 0.5
 # Limits of one fetch response; the broker sends a larger first batch whole.

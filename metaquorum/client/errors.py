@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 _CODES: Final = {int(code): code for code in ErrorCode}
 

@@ -22,7 +22,7 @@ from metaquorum.client.values import (
     WorkerDescription,
 )
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 # Config with the most replicas of an internal topic.
 REPLICATION_CONFIGS: Final = {

@@ -12,17 +12,17 @@ from typing import Final
 from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError, InterruptedChangeError, broker_error
 from metaquorum.client.partitioning import partition_of
-from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from wire.messages.produce import (
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from metaquorum.wire.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID
-from wire.records.records import NO_PRODUCER_ID, Codec, Record, encode_batch
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.records.records import NO_PRODUCER_ID, Codec, Record, encode_batch
 
 # Size of the records before compression; the default max.message.bytes of Kafka is 1 MiB.
 DEFAULT_BATCH_BYTES: Final = 512 * 1024

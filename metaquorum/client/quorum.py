@@ -11,7 +11,7 @@ from typing import Final
 from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, address_text
 from metaquorum.client.errors import NotServedError, broker_error
 from metaquorum.client.values import Quorum, QuorumReplica, WorkerDescription
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
@@ -23,7 +23,7 @@ MAX_LEVEL: Final = 2**15 - 1  # highest feature level that UpdateFeatures can se
 
 async def describe_quorum(cluster: Cluster) -> Quorum:
     """Return the state of the quorum. Raises BrokerError if the cluster cannot describe it."""
-    from wire.messages.describe_quorum import (
+    from metaquorum.wire.messages.describe_quorum import (
         DescribeQuorumPartition,
         DescribeQuorumRequest,
         DescribeQuorumResponse,
@@ -70,7 +70,10 @@ async def describe_quorum(cluster: Cluster) -> Quorum:
 
 async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
     """Return all registered workers in the order of their ids. Raises BrokerError on refusal."""
-    from wire.messages.describe_workers import DescribeWorkersRequest, DescribeWorkersResponse
+    from metaquorum.wire.messages.describe_workers import (
+        DescribeWorkersRequest,
+        DescribeWorkersResponse,
+    )
 
     connection = await cluster.connection(ANY_BROKER, cluster.deadline())
     if DescribeWorkersRequest.API not in connection.versions:
@@ -96,7 +99,10 @@ async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
 
 
 async def _from_kafka(cluster: Cluster) -> list[WorkerDescription]:
-    from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+    from metaquorum.wire.messages.describe_cluster import (
+        DescribeClusterRequest,
+        DescribeClusterResponse,
+    )
 
     connection = await cluster.connection(ANY_BROKER, cluster.deadline())
     fenced = connection.version_of(DescribeClusterRequest) >= _FENCED_SINCE
@@ -137,7 +143,10 @@ async def unregister_worker(cluster: Cluster, worker_id: int) -> None:
 
     Raises BrokerError if the cluster refuses.
     """
-    from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+    from metaquorum.wire.messages.unregister_broker import (
+        UnregisterBrokerRequest,
+        UnregisterBrokerResponse,
+    )
 
     request = UnregisterBrokerRequest(broker_id=worker_id)
     response: UnregisterBrokerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
@@ -150,7 +159,7 @@ async def alter_worker(cluster: Cluster, worker_id: int, action: int) -> None:
 
     Raises BrokerError if the cluster refuses, NotServedError if it is Apache Kafka.
     """
-    from wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
+    from metaquorum.wire.messages.alter_worker import AlterWorkerRequest, AlterWorkerResponse
 
     request = AlterWorkerRequest(worker_id=worker_id, action=action)
     response: AlterWorkerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
@@ -165,7 +174,7 @@ async def raise_features(
 
     Raises BrokerError if the cluster refuses.
     """
-    from wire.messages.update_features import (
+    from metaquorum.wire.messages.update_features import (
         FeatureUpdateKey,
         UpdateFeaturesRequest,
         UpdateFeaturesResponse,

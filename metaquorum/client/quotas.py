@@ -42,7 +42,7 @@ async def describe_client_quotas(
 
     Raises BrokerError if the cluster refuses.
     """
-    from wire.messages.describe_client_quotas import (
+    from metaquorum.wire.messages.describe_client_quotas import (
         ComponentData,
         DescribeClientQuotasRequest,
         DescribeClientQuotasResponse,
@@ -101,7 +101,7 @@ async def alter_client_quotas(
     validate_only: bool,
 ) -> dict[QuotaEntity, BrokerError | None]:
     """Alter quotas; return None or the error for each entity. Requests are sent at most once."""
-    from wire.messages.alter_client_quotas import (
+    from metaquorum.wire.messages.alter_client_quotas import (
         AlterClientQuotasRequest,
         AlterClientQuotasResponse,
         EntityData,

@@ -45,7 +45,7 @@ from metaquorum.client.values import (
     Topic,
     Truncation,
 )
-from wire.primitives.types import uuid_to_text
+from metaquorum.wire.primitives.types import uuid_to_text
 
 
 async def describe_truncations(
@@ -55,7 +55,7 @@ async def describe_truncations(
 
     Raises NotServedError if the cluster is Apache Kafka, and BrokerError if the worker refuses.
     """
-    from wire.messages.describe_truncations import (
+    from metaquorum.wire.messages.describe_truncations import (
         DescribeTruncationsRequest,
         DescribeTruncationsResponse,
     )
@@ -213,7 +213,7 @@ async def reported_configs(
 
     Raises AdminError if no broker answers.
     """
-    from wire.messages.describe_configs import (
+    from metaquorum.wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
@@ -243,7 +243,7 @@ async def with_moves(cluster: Cluster, topics: Iterable[Topic]) -> list[Topic]:
     The cluster is asked only if replicas are out of sync. Returns the topics as they are if it does
     not serve ListPartitionReassignments, or refuses.
     """
-    from wire.messages.list_partition_reassignments import (
+    from metaquorum.wire.messages.list_partition_reassignments import (
         ListPartitionReassignmentsRequest,
         ListPartitionReassignmentsResponse,
     )
@@ -284,7 +284,7 @@ async def describe_eligible(
 
     Returns an empty mapping if the cluster does not serve DescribeTopicPartitions.
     """
-    from wire.messages.describe_topic_partitions import (
+    from metaquorum.wire.messages.describe_topic_partitions import (
         DescribeTopicPartitionsRequest,
         DescribeTopicPartitionsResponse,
         TopicRequest,
@@ -335,7 +335,7 @@ async def describe_replicas(
 async def _ask_leader(
     cluster: Cluster, leader: int, led: Mapping[str, Sequence[int]]
 ) -> dict[TopicPartition, PartitionView]:
-    from wire.messages.describe_replicas import (
+    from metaquorum.wire.messages.describe_replicas import (
         DescribeReplicasRequest,
         DescribeReplicasResponse,
         DescribeReplicasTopic,

@@ -7,7 +7,7 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
 from metaquorum.security.sasl import ClientMechanism, client_mechanism
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
     import ssl

@@ -21,7 +21,7 @@ from metaquorum.client.errors import TlsHandshakeError
 from metaquorum.client.producer import Producer
 from metaquorum.client.security import PLAINTEXT, Security, Tls
 from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Closable
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.types import Buffer
 
 if TYPE_CHECKING:
     import ssl

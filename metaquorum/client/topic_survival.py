@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from metaquorum.client.values import Eligible
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 NEVER: Final = (1 << 63) - 1  # value of flush.messages and flush.ms that means no flush
 _NOBODY: Final = Eligible()

@@ -10,8 +10,8 @@ It therefore runs on trio over the interfaces of a real or simulated node
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import Buffer
 
 # Errors of one connection, after which another broker may be tried.
 BROKEN: Final = (OSError, EOFError, WireError)

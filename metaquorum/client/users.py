@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from metaquorum.client.cluster import CONTROLLER, Cluster
 from metaquorum.client.errors import BrokerError, broker_error
 from metaquorum.security.scram import BY_SASL_NAME, SALT_BYTES, ScramMechanism, salted_password
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages.alter_user_scram_credentials import (
+    from metaquorum.wire.messages.alter_user_scram_credentials import (
         ScramCredentialDeletion,
         ScramCredentialUpsertion,
     )
@@ -34,7 +34,7 @@ async def describe_users(
 
     The value is a BrokerError for a user that cannot be described.
     """
-    from wire.messages.describe_user_scram_credentials import (
+    from metaquorum.wire.messages.describe_user_scram_credentials import (
         DescribeUserScramCredentialsRequest,
         DescribeUserScramCredentialsResponse,
         UserName,
@@ -87,7 +87,7 @@ def new_upsertion(
     user: str, mechanism: ScramMechanism, password: str, iterations: int
 ) -> ScramCredentialUpsertion:
     """Return the credential with a new random salt, for AlterUserScramCredentials."""
-    from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion
+    from metaquorum.wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion
 
     salt = secrets.token_bytes(SALT_BYTES)
     return ScramCredentialUpsertion(
@@ -101,7 +101,9 @@ def new_upsertion(
 
 async def delete_credentials(cluster: Cluster, user: str, mechanisms: Sequence[str]) -> None:
     """Delete the credentials of a user for `mechanisms`. Raises BrokerError on refusal."""
-    from wire.messages.alter_user_scram_credentials import ScramCredentialDeletion as Deletion
+    from metaquorum.wire.messages.alter_user_scram_credentials import (
+        ScramCredentialDeletion as Deletion,
+    )
 
     for mechanism in map(mechanism_named, mechanisms):
         deletion = Deletion(name=user, mechanism=int(mechanism))
@@ -114,7 +116,7 @@ async def _alter(
     deletions: list[ScramCredentialDeletion],
     upsertions: list[ScramCredentialUpsertion],
 ) -> None:
-    from wire.messages.alter_user_scram_credentials import (
+    from metaquorum.wire.messages.alter_user_scram_credentials import (
         AlterUserScramCredentialsRequest,
         AlterUserScramCredentialsResponse,
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from metaquorum.client.cluster import Node
 from metaquorum.client.connection import VersionRange
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 BROKER_DEFAULT: Final = -1  # partitions or replication factor: the default of the cluster
 

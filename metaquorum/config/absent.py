@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metaquorum.config.definition import BOOLEAN, INT, LIST, STRING, ConfigType
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 
 class AbsentKind(IntEnum):

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.throttled_replicas import FORM, list_complaint
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 Check: TypeAlias = "Range | Levels | OneOf | Only | CountsByAddress | ThrottledReplicaList | None"

@@ -21,7 +21,7 @@ from metaquorum.config.neutral import NEUTRAL_TOPIC_CONFIGS, NEUTRAL_WORKER_CONF
 from metaquorum.config.topic import TOPIC_CONFIGS
 from metaquorum.config.transaction import TRANSACTION_CONFIGS
 from metaquorum.config.worker import SERVER_CONFIGS
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 _ALL: Final = (
     *chain(*TOPIC_CONFIGS),

@@ -21,8 +21,8 @@ from typing import Final
 from metaquorum.config.definition import ConfigKey, ConfigValue, Scope, parse, to_text
 from metaquorum.config.registry import WORKER_KEYS, find_key, shown_keys
 from metaquorum.config.state_topics import in_force
-from wire.primitives.errors import KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 
 class ConfigSource(IntEnum):

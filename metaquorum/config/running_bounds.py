@@ -10,7 +10,7 @@ from typing import Final
 
 from metaquorum.config.definition import HOUR_MS, WEEK_MS, ConfigValue
 from metaquorum.config.registry import base_name
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 PER_IP: Final = "max.connections.per.ip"
 OVERRIDES: Final = "max.connections.per.ip.overrides"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from metaquorum.config.definition import HOUR_MS, MINUTE_MS, WEEK_MS, ConfigValue
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MIN_ISR: Final = "min.insync.replicas"
 MOST_DEFAULT_MIN_ISR: Final = 2

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 ALL_REPLICAS: Final = "*"
 FORM: Final = "[partitionId]:[brokerId],[partitionId]:[brokerId],..."

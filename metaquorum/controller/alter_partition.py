@@ -12,8 +12,8 @@ from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.leader_selection import with_isr
 from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 NO_EPOCH: Final = -1
 

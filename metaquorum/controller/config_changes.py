@@ -28,8 +28,8 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS, is_internal, no_unclean_election
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.topic_names import check_topic_name
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 CLEANUP_POLICY: Final = "cleanup.policy"
 UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"

@@ -57,7 +57,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replicated_log import Quorum
 from metaquorum.runtime.interfaces import Clock
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 W = TypeVar("W")

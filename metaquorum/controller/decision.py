@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from metaquorum.metadata.records import MetadataRecord
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

@@ -27,8 +27,8 @@ from metaquorum.metadata.image import (
     partition_record,
 )
 from metaquorum.metadata.internal_topics import is_internal, no_unclean_election
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 
 class ElectionType(IntEnum):

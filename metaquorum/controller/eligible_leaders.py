@@ -24,7 +24,7 @@ from metaquorum.controller.leader_selection import OFF, needing, without_elr
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage, partition_record
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, ConfigRecord, MetadataRecord
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
 

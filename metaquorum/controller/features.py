@@ -22,8 +22,8 @@ from metaquorum.metadata.records import (
     FeatureRange,
     MetadataRecord,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 # Levels of metadata.version: the first with consumer groups, in which all workers protect internal
 # topics, the first with transactions, and the first with moves of partitions.

@@ -47,7 +47,7 @@ from math import inf
 from typing import Final
 
 from metaquorum.metadata.records import RegisterWorkerRecord
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 RECONNECT_GRACE_S: Final = 0.1
 COMEBACK_GRACE_S: Final = 0.6

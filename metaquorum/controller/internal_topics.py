@@ -25,8 +25,8 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.metadata.topic_names import colliding_topic
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 # Configs of new internal topics besides those of the request, as in Kafka.
 _CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {

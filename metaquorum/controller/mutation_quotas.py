@@ -21,7 +21,7 @@ from typing import Final
 
 from metaquorum.controller.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.metadata.quota_lookup import QuotaEntity, Sharers, applying
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_BUCKETS: Final = 10_000  # beyond it, the oldest bucket is dropped
 MAX_DESCRIBED: Final = 1000

@@ -22,7 +22,7 @@ from metaquorum.controller.worker_registration import SCAN_PARTITIONS
 from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.runtime.interfaces import Clock, sleep
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 

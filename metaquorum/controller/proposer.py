@@ -40,8 +40,8 @@ from metaquorum.metadata.replicated_log import (
     Quorum,
 )
 from metaquorum.runtime.interfaces import Clock
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 W = TypeVar("W")

@@ -30,8 +30,8 @@ from metaquorum.metadata.quota_lookup import CONTROLLER_MUTATION_RATE as CONTROL
 from metaquorum.metadata.quota_lookup import PRODUCER_BYTE_RATE as PRODUCER_BYTE_RATE
 from metaquorum.metadata.quota_lookup import REQUEST_PERCENTAGE as REQUEST_PERCENTAGE
 from metaquorum.metadata.records import ClientQuotaRecord
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 # Quotas of clients, and whether each accepts whole numbers only.
 CLIENT_QUOTAS: Final[Mapping[str, bool]] = {

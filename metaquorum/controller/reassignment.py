@@ -53,8 +53,8 @@ from metaquorum.metadata.image import (
     partition_record,
 )
 from metaquorum.metadata.records import MAX_REPLICAS, METADATA_VERSION
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TypeVar
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

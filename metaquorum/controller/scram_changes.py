@@ -13,8 +13,8 @@ from metaquorum.metadata.records import (
     is_written,
 )
 from metaquorum.security.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_NAME_CHARS: Final = 249
 # Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it, each deletion drops one of

@@ -27,8 +27,8 @@ from metaquorum.metadata.records import (
     TopicRecord,
 )
 from metaquorum.metadata.topic_names import METADATA_TOPIC, check_topic_name, colliding_topic
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.replicated_log import Quorum
 from metaquorum.runtime.interfaces import Clock
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 

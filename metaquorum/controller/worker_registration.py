@@ -68,8 +68,8 @@ from metaquorum.metadata.records import (
     WorkerChangeRecord,
     is_written,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 SCAN_PARTITIONS: Final = 5000  # scanned between two checkpoints of the event loop: 1 ms
 SCAN_MOVES: Final = 500

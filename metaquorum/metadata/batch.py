@@ -22,7 +22,7 @@ from metaquorum.metadata.records import (
     RecordError,
     record_from,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 # Limits of one batch as proposed. The journal, the transport and followers rely on both.

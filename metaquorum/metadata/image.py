@@ -32,7 +32,7 @@ from metaquorum.metadata.records import (
     TopicRecord,
     UnregisterWorkerRecord,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1

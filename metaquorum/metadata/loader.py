@@ -19,7 +19,7 @@ from metaquorum.metadata.image import MetadataDelta, MetadataImage, MovePlanImag
 from metaquorum.metadata.persistent_map import PersistentMap
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 K = TypeVar("K")
 V = TypeVar("V")

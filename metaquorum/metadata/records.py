@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 
 from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, EntityPart
-from wire.primitives.errors import WireError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.frozen import frozen
 
 METADATA_VERSION: Final = "metadata.version"
 ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"

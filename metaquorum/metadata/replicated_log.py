@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import MetadataRecord
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 
 class NotCommittedError(Exception):

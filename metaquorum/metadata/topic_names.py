@@ -8,7 +8,7 @@ from typing import Final
 
 from metaquorum.metadata.image import MetadataImage, collision_name
 from metaquorum.metadata.records import MAX_TOPIC_CHARS
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Name of the metadata log in DescribeQuorum. It is not a topic, and no topic may have this name.
 METADATA_TOPIC: Final = "__cluster_metadata"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from metaquorum.moves.plan import Plan, PlanError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

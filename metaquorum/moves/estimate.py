@@ -29,7 +29,7 @@ from typing import Final
 
 from metaquorum.moves.cluster_state import ClusterState
 from metaquorum.moves.plan import MAX_BYTES, Plan, PlanError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 RESPONSE_CONFIG: Final = "replica.fetch.response.max.bytes"
 # A proposed throttle is this many times the keep-up traffic, if the network is not known.

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 from metaquorum.metadata.records import MAX_REPLICAS
 from metaquorum.metadata.topic_names import topic_name_complaint
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 VERSION: Final = 1
 # Bounds of a file: twice the partitions of a large cluster, at about 320 bytes each.

@@ -19,7 +19,7 @@ import trio
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
 from metaquorum.storage.journal_ops import Entry
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 MAX_PENDING_PROPOSALS: Final = 10_000
 MAX_PENDING_BYTES: Final = 64 << 20

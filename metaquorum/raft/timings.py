@@ -1,6 +1,6 @@
 """Timeouts of a voter."""
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

@@ -58,7 +58,7 @@ from metaquorum.runtime.interfaces import Clock, Disk, StorageError, is_out_of_d
 from metaquorum.storage.journal import Journal, JournalFullError, JournalWaitError
 from metaquorum.storage.journal_ops import LogPosition
 from metaquorum.storage.snapshot import SnapshotName
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from typing import (
 
 import msgpack
 
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from metaquorum.rpc.methods import (
     RequestContext,
 )
 from metaquorum.runtime.interfaces import Runtime, sleep
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -21,7 +21,7 @@ from metaquorum.rpc.links import ControllerTerm, QuorumLinks
 from metaquorum.rpc.methods import FETCH_METADATA, FetchMetadata, MetadataPart, SnapshotPart
 from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
 from metaquorum.storage.snapshot import unpack_records
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

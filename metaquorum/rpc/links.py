@@ -29,7 +29,7 @@ from metaquorum.channel.timing import Backoff, within
 from metaquorum.rpc.methods import WATCH_QUORUM, Method, QuorumView, WatchQuorum
 from metaquorum.rpc.service import ControllerService, local_caller
 from metaquorum.runtime.interfaces import Clock, Runtime, sleep
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 log = logging.getLogger(__name__)
 

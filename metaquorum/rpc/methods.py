@@ -44,8 +44,8 @@ from metaquorum.controller.worker_registration import (
     register_controller,
 )
 from metaquorum.rpc.codec import Codec
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -35,7 +35,7 @@ from metaquorum.rpc.methods import (
     WorkerView,
 )
 from metaquorum.runtime.interfaces import Clock
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -33,7 +33,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.links import ControllerTerm, QuorumLinks
 from metaquorum.rpc.methods import HEARTBEAT, REGISTER_WORKER
 from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -410,9 +410,9 @@ class Poller(trio.abc.Instrument):
     steps of connections as they become readable. It returns when trio has work: trio's epoll is
     ready, its timeout has passed, or a step returned False because its task must continue.
 
-    The poller uses two private parts of trio, whose version is therefore pinned: the descriptor of
-    its epoll, and whether a test waits until all tasks are blocked, which the poller must not
-    disturb.
+    The poller uses two private parts of trio, whose versions are therefore bounded above
+    (pyproject.toml): the descriptor of its epoll, and whether a test waits until all tasks are
+    blocked, which the poller must not disturb.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Final
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MIN_ITERATIONS: Final = 4096  # KIP-84
 MAX_ITERATIONS: Final = 16_384  # Kafka's limit for stored credentials

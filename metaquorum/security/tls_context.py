@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from metaquorum.runtime import Clock, sleep
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

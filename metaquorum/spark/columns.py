@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import Buffer
-from wire.records.record_columns import KEY, TIMESTAMP, VALUE, BinaryBuffers, ListBuffers
-from wire.records.record_walk import RECORD_FIELDS
-from wire.records.records import BatchHeader, TimestampType, record_fields
-from wire.records.walk_form import columns_form
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.record_columns import KEY, TIMESTAMP, VALUE, BinaryBuffers, ListBuffers
+from metaquorum.wire.records.record_walk import RECORD_FIELDS
+from metaquorum.wire.records.records import BatchHeader, TimestampType, record_fields
+from metaquorum.wire.records.walk_form import columns_form
 
 # Records located in one step: 64 bytes of memory each.
 WALKED_RECORDS: Final = 4096

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 # Gaps of one range that the report lists; later gaps only count in the sums.
 MAX_LISTED_GAPS: Final = 1000

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID, uuid_from_text, uuid_to_text
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID, uuid_from_text, uuid_to_text
 
 UNKNOWN: Final = -1
 MAX_OFFSET: Final = (1 << 63) - 1

@@ -31,7 +31,7 @@ from metaquorum.spark.given_options import STREAMING_OPTIONS, GivenOptions
 from metaquorum.spark.given_options import OptionError as OptionError
 from metaquorum.spark.offset_ranges import MAX_OFFSET, MAX_PARTITION, is_topic_name
 from metaquorum.spark.security_options import parse_security
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

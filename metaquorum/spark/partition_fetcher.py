@@ -15,15 +15,15 @@ from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
 from metaquorum.client.transport import BROKEN
 from metaquorum.spark.errors import LoadError
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
     PartitionData,
 )
-from wire.primitives.errors import ErrorCode, WireError
-from wire.primitives.types import ZERO_UUID
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 if TYPE_CHECKING:
     from metaquorum.client.connection import BrokerConnection

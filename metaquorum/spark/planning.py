@@ -47,9 +47,9 @@ from metaquorum.spark.options import (
     Topics,
     partition_names,
 )
-from wire.messages.metadata import MetadataResponseTopic
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.messages.metadata import MetadataResponseTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -481,7 +481,7 @@ async def _log_sizes(
 
     A worker reports them only to a principal with Describe on the cluster.
     """
-    from wire.messages.describe_log_dirs import (
+    from metaquorum.wire.messages.describe_log_dirs import (
         DescribableLogDirTopic,
         DescribeLogDirsRequest,
         DescribeLogDirsResponse,

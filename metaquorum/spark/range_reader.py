@@ -49,21 +49,21 @@ from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason, Ra
 from metaquorum.spark.offset_ranges import UNKNOWN, OffsetRange
 from metaquorum.spark.options import FetchOptions
 from metaquorum.spark.partition_fetcher import OutOfRangeError, PartitionFetcher, TopicGoneError
-from wire.messages.offset_for_leader_epoch import (
+from metaquorum.wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.primitives.frozen import frozen
-from wire.records.records import BatchHeader, batch_crc, batches, stored_problem
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.records.records import BatchHeader, batch_crc, batches, stored_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from wire.messages.fetch import PartitionData
-    from wire.primitives.types import Buffer
+    from metaquorum.wire.messages.fetch import PartitionData
+    from metaquorum.wire.primitives.types import Buffer
 
 # The reader yields an Arrow batch at the first of these limits: it fits a processor's cache, and
 # the next batch uses the same memory again.

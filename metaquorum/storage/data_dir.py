@@ -18,7 +18,7 @@ from typing import Final
 
 from metaquorum.metadata.ids import new_topic_id
 from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError, write_atomically
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 META_PROPERTIES: Final = "meta.properties"

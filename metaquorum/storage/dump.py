@@ -29,7 +29,7 @@ from metaquorum.storage.journal_ops import (
 )
 from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
 from metaquorum.storage.snapshot import unpack_records
-from wire.primitives.types import uuid_to_text
+from metaquorum.wire.primitives.types import uuid_to_text
 
 Row: TypeAlias = dict[str, Any]
 

@@ -14,7 +14,7 @@ import struct
 from typing import Final, NamedTuple
 
 from metaquorum.runtime.interfaces import Buffer, StorageError
-from wire.records.crc import crc32c
+from metaquorum.wire.records.crc import crc32c
 
 MAX_BODY_BYTES: Final = 16 << 20
 SECTOR_BYTES: Final = 512

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 NO_VOTE: Final = -1

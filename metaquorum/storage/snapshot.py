@@ -39,7 +39,7 @@ from metaquorum.storage.framing import (
     read_frame,
 )
 from metaquorum.storage.journal_ops import LogPosition
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 MAGIC: Final = b"MQS\x01"

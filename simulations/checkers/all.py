@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from simulations.checkers.configs import ConfigsInForce, ConfigsStay
-from simulations.checkers.deletion import DeletedStaysDeleted
-from simulations.checkers.delivery import (
+from metaquorum.simulations.checkers.configs import ConfigsInForce, ConfigsStay
+from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
+from metaquorum.simulations.checkers.delivery import (
     AckedOffsetIsIts,
     AcknowledgedIsKept,
     BelowHighWatermark,
@@ -19,19 +19,23 @@ from simulations.checkers.delivery import (
     OtherDirectoriesLive,
     SessionsDeliverEverything,
 )
-from simulations.checkers.log_files import (
+from metaquorum.simulations.checkers.log_files import (
     IndexIsScan,
     LookupsFindEverything,
     RetentionLeavesTheActive,
 )
-from simulations.checkers.metadata import AcknowledgedChangesStay, AppliedStays, ImageIsFold
-from simulations.checkers.protocol import (
+from metaquorum.simulations.checkers.metadata import (
+    AcknowledgedChangesStay,
+    AppliedStays,
+    ImageIsFold,
+)
+from metaquorum.simulations.checkers.protocol import (
     AnnouncedIsServed,
     GarbageEndsItsConnection,
     LiesAreRefused,
 )
-from simulations.checkers.retention import RetentionIsDue
-from simulations.harness.environment import AnswersInOrder, Checker
+from metaquorum.simulations.checkers.retention import RetentionIsDue
+from metaquorum.simulations.harness.environment import AnswersInOrder, Checker
 
 CHECKERS: Final[tuple[type[Checker], ...]] = (
     AnswersInOrder,

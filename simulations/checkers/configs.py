@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from simulations.harness.environment import Checker, Environment
+from metaquorum.simulations.harness.environment import Checker, Environment
 
 TOPIC: Final = 2
 WORKER: Final = 4

@@ -1,7 +1,7 @@
 """Checker of DeleteRecords: deleted records stay deleted, and no others are deleted."""
 
-from simulations.harness.environment import Checker, Environment
-from simulations.harness.history import Fetched
+from metaquorum.simulations.harness.environment import Checker, Environment
+from metaquorum.simulations.harness.history import Fetched
 
 
 class DeletedStaysDeleted(Checker):

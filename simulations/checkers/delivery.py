@@ -4,13 +4,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
-from dataplane.log.segments.names import LOG, file_name
-from simulations.checkers.deletion import DeletedStaysDeleted
-from simulations.checkers.log_files import naive_batches
-from simulations.harness.environment import Checker, Environment
-from simulations.harness.history import Attempt, Fetched, Final, PartitionOf
-from simulations.harness.node import log_folder
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.log.segments.names import LOG, file_name
+from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
+from metaquorum.simulations.checkers.log_files import naive_batches
+from metaquorum.simulations.harness.environment import Checker, Environment
+from metaquorum.simulations.harness.history import Attempt, Fetched, Final, PartitionOf
+from metaquorum.simulations.harness.node import log_folder
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 class OneRecordPerOffset(Checker):

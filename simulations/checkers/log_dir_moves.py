@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from simulations.harness.environment import Checker
-from simulations.harness.history import Topic
+from metaquorum.simulations.harness.environment import Checker
+from metaquorum.simulations.harness.history import Topic
 
 
 class MovesEnd(Checker):

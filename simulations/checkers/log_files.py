@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import crc32c
 
-from simulations.harness.environment import Checker
-from simulations.harness.history import Final, Read
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.storage import Inode, Storage
+from metaquorum.simulations.harness.environment import Checker
+from metaquorum.simulations.harness.history import Final, Read
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.storage import Inode, Storage
 
 
 class NaiveBatch(NamedTuple):

@@ -4,8 +4,8 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
-from simulations.harness.environment import Checker, Environment
-from simulations.harness.history import Topic
+from metaquorum.simulations.harness.environment import Checker, Environment
+from metaquorum.simulations.harness.history import Topic
 
 
 class AcknowledgedChangesStay(Checker):

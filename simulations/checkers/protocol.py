@@ -1,6 +1,6 @@
 """Checkers of the protocol for any bytes that clients send. The simulated clients call them."""
 
-from simulations.harness.environment import Checker
+from metaquorum.simulations.harness.environment import Checker
 
 
 class GarbageEndsItsConnection(Checker):

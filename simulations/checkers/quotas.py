@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.world import World
 
 ANY: Final = "<any>"
 # Values by (user, client-id), then by quota key; None: the entity has no user or no client id.

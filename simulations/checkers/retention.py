@@ -6,13 +6,13 @@ It observes the moves of log start offsets, which decide, and the renames on the
 from itertools import pairwise
 from typing import Final
 
-from dataplane.log.partition_log import PartitionLog
-from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
-from simulations.checkers.deletion import DeletedStaysDeleted
-from simulations.checkers.log_files import Segment, naive_segments
-from simulations.harness.environment import Checker, Environment
-from simulations.harness.history import Fetched, Topic
-from simulations.kernel.storage import Storage
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.simulations.checkers.configs import TOPIC, ConfigsStay, Resource
+from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
+from metaquorum.simulations.checkers.log_files import Segment, naive_segments
+from metaquorum.simulations.harness.environment import Checker, Environment
+from metaquorum.simulations.harness.history import Fetched, Topic
+from metaquorum.simulations.kernel.storage import Storage
 
 _UNLIMITED: Final = -1
 _DEFAULT_MS: Final = 7 * 24 * 3600 * 1000

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.coordinators.group.classic_group import ClassicGroup
-from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.partition import Partition
-from dataplane.quotas.rate_window import RateWindow
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.coordinators.group.classic_group import ClassicGroup
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.progress import Progress
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.mutation import swapped
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.world import World
 
 SPARSE: Final = 16
 

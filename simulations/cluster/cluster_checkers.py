@@ -5,10 +5,10 @@ from typing import Final
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.replay import Replay
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.cluster.quorum_checkers import content
-from simulations.cluster.voter_group import CLUSTER_ID
-from wire.primitives.errors import ErrorCode
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.cluster.quorum_checkers import content
+from metaquorum.simulations.cluster.voter_group import CLUSTER_ID
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 class AnswersInTheirOrder(ClusterChecker):

@@ -6,27 +6,35 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_checkers import (
+from metaquorum.simulations.cluster.cluster_checkers import (
     AnswersHold,
     AnswersInTheirOrder,
     CreatedIsVisible,
     RecordsAreKept,
 )
-from simulations.cluster.cluster_state import ClusterState
-from simulations.harness.client import BROKEN, ClientConnection, connect, draw_versions
-from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.list_offsets import (
+from metaquorum.simulations.cluster.cluster_state import ClusterState
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection, connect, draw_versions
+from metaquorum.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, decode_records, encode_batch, parse_header
+from metaquorum.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, decode_records, encode_batch, parse_header
 
 RETRY_S: Final = 0.05
 # Timeout of a change, in seconds.

@@ -16,10 +16,14 @@ from typing import Final
 
 import trio
 
-from dataplane.worker_server import CONTROLLED_SHUTDOWN_S
-from simulations.cluster.cluster_checkers import CLUSTER_CHECKERS, RecordsAreKept, ShutdownsEnd
-from simulations.cluster.cluster_clients import Administrator, ClusterProducer, Inspector
-from simulations.cluster.cluster_setup import (
+from metaquorum.dataplane.worker_server import CONTROLLED_SHUTDOWN_S
+from metaquorum.simulations.cluster.cluster_checkers import (
+    CLUSTER_CHECKERS,
+    RecordsAreKept,
+    ShutdownsEnd,
+)
+from metaquorum.simulations.cluster.cluster_clients import Administrator, ClusterProducer, Inspector
+from metaquorum.simulations.cluster.cluster_setup import (
     LIVENESS_S,
     compare,
     finish_clients,
@@ -31,12 +35,12 @@ from simulations.cluster.cluster_setup import (
     watched,
     within,
 )
-from simulations.cluster.cluster_state import ClusterSettings, ClusterState
-from simulations.cluster.fault_plan import SPLITS, draw_faults, without
-from simulations.cluster.faults import CLUSTER_FAULTS, calm, play_faults
-from simulations.harness.observing import small_sizes
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.cluster_state import ClusterSettings, ClusterState
+from metaquorum.simulations.cluster.fault_plan import SPLITS, draw_faults, without
+from metaquorum.simulations.cluster.faults import CLUSTER_FAULTS, calm, play_faults
+from metaquorum.simulations.harness.observing import small_sizes
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
 
 PLAYED_CHECKERS: Final = (*CLUSTER_CHECKERS, ShutdownsEnd)
 WORKERS: Final = 3

@@ -6,19 +6,23 @@ from typing import Any, Final
 
 import trio
 
-import dataplane.node
-from dataplane.node import Node
-from dataplane.node_config import CONTROLLER, WORKER, NodeConfig
+import metaquorum.dataplane.node
+from metaquorum.dataplane.node import Node
+from metaquorum.dataplane.node_config import CONTROLLER, WORKER, NodeConfig
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.runtime.interfaces import Runtime
-from simulations.cluster.cluster_checkers import AnswersHold, ClusterImagesAreOne, ClusterIsOneLog
-from simulations.cluster.cluster_state import ClusterState, Member
-from simulations.cluster.faults import FaultTargets
-from simulations.cluster.supervisor import Supervisor
-from simulations.cluster.voter_group import CLUSTER_ID
-from simulations.cluster.voter_program import SECRET
-from simulations.kernel.machine import Program, running_on
+from metaquorum.simulations.cluster.cluster_checkers import (
+    AnswersHold,
+    ClusterImagesAreOne,
+    ClusterIsOneLog,
+)
+from metaquorum.simulations.cluster.cluster_state import ClusterState, Member
+from metaquorum.simulations.cluster.faults import FaultTargets
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.cluster.voter_group import CLUSTER_ID
+from metaquorum.simulations.cluster.voter_program import SECRET
+from metaquorum.simulations.kernel.machine import Program, running_on
 
 LIVENESS_S: Final = 30.0
 # Without faults, a request takes at most this many delays of disks and links.
@@ -120,7 +124,7 @@ def watched(
                 on_batch(batch)
             return took_effect
 
-    module: Any = dataplane.node
+    module: Any = metaquorum.dataplane.node
     module.MetadataLoader = WatchedLoader
     try:
         yield

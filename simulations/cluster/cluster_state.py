@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dataplane.node import Node
-from dataplane.node_config import NodeConfig
+from metaquorum.dataplane.node import Node
+from metaquorum.dataplane.node_config import NodeConfig
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
-from simulations.cluster.fault_plan import PlannedFault
-from simulations.cluster.supervisor import Supervisor
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.machine import Fate
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.fault_plan import PlannedFault
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.machine import Fate
+from metaquorum.simulations.kernel.world import World
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from typing import Final, TypeAlias
 
 import trio
 
-from simulations.cluster.fault_plan import PlannedFault
-from simulations.cluster.supervisor import Supervisor
-from simulations.cluster.voter_disks import METADATA_DIR
-from simulations.kernel.machine import How
-from simulations.kernel.storage import Storage
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.fault_plan import PlannedFault
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.cluster.voter_disks import METADATA_DIR
+from metaquorum.simulations.kernel.machine import How
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.kernel.world import World
 
 STOP_WITHIN_S: Final = 3.0
 # Longest slow sync: twice the time that followers wait for a silent leader.

@@ -16,11 +16,9 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.replay import Replay
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.runtime.interfaces import Runtime
-from metaquorum.storage.journal_ops import LogPosition
-from metaquorum.storage.snapshot import SnapshotReader, snapshots
-from simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
-from simulations.cluster.faults import CLUSTER_FAULTS, FaultTargets, calm, play_faults
-from simulations.cluster.quorum_checkers import (
+from metaquorum.simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
+from metaquorum.simulations.cluster.faults import CLUSTER_FAULTS, FaultTargets, calm, play_faults
+from metaquorum.simulations.cluster.quorum_checkers import (
     QUORUM_CHECKERS,
     AnswersAreKept,
     CommittedIsOneLog,
@@ -28,12 +26,25 @@ from simulations.cluster.quorum_checkers import (
     RotIsNoticed,
     StrangersStayOut,
 )
-from simulations.cluster.supervisor import Supervisor
-from simulations.cluster.voter_disks import METADATA_DIR
-from simulations.cluster.voter_group import CLUSTER_ID, QuorumSettings, Voter, VoterGroup, image_of
-from simulations.cluster.voter_program import SECRET, STRANGER, stranger_program, voter_program
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.cluster.voter_disks import METADATA_DIR
+from metaquorum.simulations.cluster.voter_group import (
+    CLUSTER_ID,
+    QuorumSettings,
+    Voter,
+    VoterGroup,
+    image_of,
+)
+from metaquorum.simulations.cluster.voter_program import (
+    SECRET,
+    STRANGER,
+    stranger_program,
+    voter_program,
+)
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.storage.journal_ops import LogPosition
+from metaquorum.storage.snapshot import SnapshotReader, snapshots
 
 # Virtual seconds, after the faults, within which a change must be made and reach all voters.
 LIVENESS_S: Final = 10.0

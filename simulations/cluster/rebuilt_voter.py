@@ -17,14 +17,18 @@ from typing import Final
 import trio
 
 from metaquorum.metadata.batch import Batch
-from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
-from simulations.cluster.faults import FaultTargets, calm, play_faults
-from simulations.cluster.quorum_checkers import QUORUM_CHECKERS, CommittedIsOneLog, OneLeaderPerTerm
-from simulations.cluster.quorum_scenario import KINDS, draw_settings, play_voter_group
-from simulations.cluster.voter_group import QuorumSettings, Voter, VoterGroup
-from simulations.harness.scenario import Scenario
-from simulations.kernel.storage import Storage
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from metaquorum.simulations.cluster.faults import FaultTargets, calm, play_faults
+from metaquorum.simulations.cluster.quorum_checkers import (
+    QUORUM_CHECKERS,
+    CommittedIsOneLog,
+    OneLeaderPerTerm,
+)
+from metaquorum.simulations.cluster.quorum_scenario import KINDS, draw_settings, play_voter_group
+from metaquorum.simulations.cluster.voter_group import QuorumSettings, Voter, VoterGroup
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.kernel.world import World
 
 # Scenario `quorum` has bit rot of the journal.
 _KINDS: Final = tuple(kind for kind in KINDS if kind != "bit rot")

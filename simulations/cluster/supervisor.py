@@ -10,9 +10,9 @@ from typing import Final
 
 import trio
 
-from simulations.kernel.excuses import bug_in
-from simulations.kernel.machine import Machine, Program
-from simulations.kernel.world import BUG, World
+from metaquorum.simulations.kernel.excuses import bug_in
+from metaquorum.simulations.kernel.machine import Machine, Program
+from metaquorum.simulations.kernel.world import BUG, World
 
 RESTARTS_S: Final = (0.02, 0.1, 0.5, 1.5)
 CALM_RESTART_S: Final = 0.02

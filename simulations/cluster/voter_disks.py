@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from metaquorum.raft.receiving import RECEIVED
+from metaquorum.simulations.kernel.storage import Inode, Storage
 from metaquorum.storage.framing import read_frame
 from metaquorum.storage.journal import MAGIC, SUFFIX
 from metaquorum.storage.journal_ops import (
@@ -24,7 +25,6 @@ from metaquorum.storage.journal_ops import (
 )
 from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
 from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
-from simulations.kernel.storage import Inode, Storage
 
 # Suffix of a complete snapshot from the leader; it counts once the log was reset to it.
 _RECEIVED: Final = SNAPSHOT_SUFFIX + RECEIVED

@@ -11,11 +11,11 @@ from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, Ou
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
-from simulations.cluster.fault_plan import PlannedFault
-from simulations.cluster.supervisor import Supervisor
-from simulations.cluster.voter_disks import DurableLog, DurableLogs
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.world import World
+from metaquorum.simulations.cluster.fault_plan import PlannedFault
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.cluster.voter_disks import DurableLog, DurableLogs
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.world import World
 
 CLUSTER_ID: Final = "Y2x1c3RlcnNpbXVsYXRlZA"
 STRANGE_CLUSTER_ID: Final = "c3RyYW5nZWNsdXN0ZXJpZA"

@@ -19,10 +19,9 @@ from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknown
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.runtime.interfaces import Runtime, sleep
-from metaquorum.storage.journal import Journal
-from simulations.cluster.quorum_checkers import ReadsAreCurrent
-from simulations.cluster.voter_disks import METADATA_DIR
-from simulations.cluster.voter_group import (
+from metaquorum.simulations.cluster.quorum_checkers import ReadsAreCurrent
+from metaquorum.simulations.cluster.voter_disks import METADATA_DIR
+from metaquorum.simulations.cluster.voter_group import (
     CLUSTER_ID,
     PEER_PORT,
     STRANGE_CLUSTER_ID,
@@ -32,8 +31,9 @@ from simulations.cluster.voter_group import (
     WatchedVoter,
     outcome_of,
 )
-from simulations.kernel.machine import Program
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.simulations.kernel.machine import Program
+from metaquorum.storage.journal import Journal
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 SECRET: Final = b"the secret of a simulated cluster"
 STRANGER: Final = "stranger"

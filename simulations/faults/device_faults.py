@@ -7,18 +7,18 @@ from typing import Final
 
 import trio
 
-from dataplane.log.recovery.checkpoints import decode_offsets
-from dataplane.log.segments.names import RECOVERY_POINT_CHECKPOINT
+from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets
+from metaquorum.dataplane.log.segments.names import RECOVERY_POINT_CHECKPOINT
 from metaquorum.runtime import Runtime, sleep
-from simulations.checkers.delivery import OtherDirectoriesLive
-from simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
-from simulations.faults.node_faults import Fault, FaultContext, count_losses
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import PartitionOf, Rot, Topic
-from simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
-from simulations.workloads.consumer import LATEST, list_offset
-from simulations.workloads.several_rows import SeveralRows
+from metaquorum.simulations.checkers.delivery import OtherDirectoriesLive
+from metaquorum.simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
+from metaquorum.simulations.faults.node_faults import Fault, FaultContext, count_losses
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import PartitionOf, Rot, Topic
+from metaquorum.simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
+from metaquorum.simulations.workloads.consumer import LATEST, list_offset
+from metaquorum.simulations.workloads.several_rows import SeveralRows
 
 # Jumps in seconds. Producers' clocks do not jump: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)

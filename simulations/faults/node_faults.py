@@ -6,10 +6,10 @@ from typing import Final
 
 import trio
 
-from dataplane.log.segments.names import DELETED
-from simulations.harness.environment import Environment
-from simulations.harness.node import NodeOnMachine
-from simulations.kernel.machine import How
+from metaquorum.dataplane.log.segments.names import DELETED
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.node import NodeOnMachine
+from metaquorum.simulations.kernel.machine import How
 
 STOP_WITHIN_S: Final = 3.0
 NEWS_TRIES: Final = 5

@@ -1,10 +1,10 @@
 """Budgets of coordinators with a share for each client: they have room, and count all state."""
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
-from dataplane.worker.context import Worker
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
+from metaquorum.dataplane.worker.context import Worker
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 class BudgetsHaveRoom(WatchingChecker):

@@ -10,28 +10,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupMetadataValue,
     OffsetKey,
     OffsetValue,
 )
-from dataplane.log.segments.names import LOG
+from metaquorum.dataplane.log.segments.names import LOG
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from simulations.checkers.log_files import naive_batches
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.groups.group_log import (
+from metaquorum.simulations.checkers.log_files import naive_batches
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.groups.group_log import (
     Attempt,
     CoordinatorRole,
     GenerationsGrow,
     GroupChecker,
     Written,
 )
-from simulations.harness.node import log_folder
-from simulations.kernel.storage import Inode
-from simulations.replication.replica_checkers import AcknowledgedStays
-from simulations.replication.replicas import Place
-from wire.primitives.types import ZERO_UUID
+from metaquorum.simulations.harness.node import log_folder
+from metaquorum.simulations.kernel.storage import Inode
+from metaquorum.simulations.replication.replica_checkers import AcknowledgedStays
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 
 class Owner(NamedTuple):

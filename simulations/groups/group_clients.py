@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.group_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.group_checkers import (
     CommitsAreDurable,
     CommitsAreReadBack,
     CoordinatorsKnowTheirRole,
@@ -21,37 +21,37 @@ from simulations.groups.group_checkers import (
     OffsetRead,
     OffsetsBelongToTopics,
 )
-from simulations.groups.group_log import Attempt, CoordinatorRole, GenerationsGrow
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.cleanup_clients import CleanupAdministrator
-from simulations.replication.replica_checkers import MIN_ISR
-from simulations.replication.replica_clients import ReplicaReader
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_commit import (
+from metaquorum.simulations.groups.group_log import Attempt, CoordinatorRole, GenerationsGrow
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.cleanup_clients import CleanupAdministrator
+from metaquorum.simulations.replication.replica_checkers import MIN_ISR
+from metaquorum.simulations.replication.replica_clients import ReplicaReader
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 TOPICS: Final = 2  # existing at the same time
 NAMES: Final = 8  # topic names, most of which are never used

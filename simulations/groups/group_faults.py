@@ -9,12 +9,12 @@ from typing import Final
 
 import trio
 
-from dataplane.coordinators.partitioning import partition_of
+from metaquorum.dataplane.coordinators.partitioning import partition_of
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
-from simulations.replication.replica_faults import FENCED_S, ReplicaFaults
-from simulations.replication.replicas import PartitionHistory
-from simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
+from metaquorum.simulations.replication.replica_faults import FENCED_S, ReplicaFaults
+from metaquorum.simulations.replication.replicas import PartitionHistory
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 
 GROUP_KINDS: Final = ("uncommitted end",)
 # Time to wait for a record that one follower has and the other has not.

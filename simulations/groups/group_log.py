@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
     OffsetKey,
@@ -19,14 +20,13 @@ from dataplane.coordinators.group.record_formats import (
     decode_key,
     decode_offset_value,
 )
-from dataplane.coordinators.partitioning import partition_of
-from dataplane.worker.feature_levels import has_level
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.dataplane.coordinators.partitioning import partition_of
+from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from simulations.cluster.cluster_state import ClusterState
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicas import (
+from metaquorum.simulations.cluster.cluster_state import ClusterState
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicas import (
     Entry,
     Name,
     PartitionHistory,
@@ -35,7 +35,7 @@ from simulations.replication.replicas import (
     Role,
     Term,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 OFFSETS_PARTITIONS: Final = 4
 V = TypeVar("V")

@@ -16,14 +16,14 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.group_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.group_checkers import (
     AssignmentsAreCommitted,
     NothingIsSkipped,
     OneOwner,
     Owner,
 )
-from simulations.groups.group_clients import (
+from metaquorum.simulations.groups.group_clients import (
     PROTOCOL,
     PROTOCOL_TYPE,
     STATIC_SINCE,
@@ -35,17 +35,21 @@ from simulations.groups.group_clients import (
     encoded_places,
     topic_names,
 )
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_clients import ReplicaAdministrator, ReplicaProducer
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.workloads.consumer import EARLIEST, LATEST
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replica_clients import ReplicaAdministrator, ReplicaProducer
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 COMMITS: Final = 0.4  # share of turns with a commit
 _LEAVE_MANY_SINCE: Final = 3

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators import background_writes
-from dataplane.coordinators.group import committed_offsets
-from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
-from dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.controller import internal_topics
+from metaquorum.dataplane.coordinators import background_writes
+from metaquorum.dataplane.coordinators.group import committed_offsets
+from metaquorum.dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
+from metaquorum.dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from simulations.cluster.fault_plan import draw_faults, without
-from simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
-from simulations.groups.group_checkers import GROUP_CHECKERS
-from simulations.groups.group_clients import (
+from metaquorum.simulations.cluster.fault_plan import draw_faults, without
+from metaquorum.simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
+from metaquorum.simulations.groups.group_checkers import GROUP_CHECKERS
+from metaquorum.simulations.groups.group_clients import (
     EventsAdministrator,
     Group,
     GroupAdministrator,
@@ -33,10 +33,10 @@ from simulations.groups.group_clients import (
     LoneConsumer,
     lone_group,
 )
-from simulations.groups.group_faults import GROUP_KINDS, GroupFaults
-from simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
-from simulations.groups.group_members import GroupMember
-from simulations.groups.hoarders import (
+from metaquorum.simulations.groups.group_faults import GROUP_KINDS, GroupFaults
+from metaquorum.simulations.groups.group_log import OFFSETS_PARTITIONS, GenerationsGrow
+from metaquorum.simulations.groups.group_members import GroupMember
+from metaquorum.simulations.groups.hoarders import (
     GROUP_MEMORY_BYTES,
     HOARDERS,
     MOST_HOARDERS,
@@ -46,15 +46,18 @@ from simulations.groups.hoarders import (
     Hoarder,
     Newcomer,
 )
-from simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
-from simulations.groups.waiting_members import WaitingMembersStay, watched_waits
-from simulations.harness.scenario import Scenario
-from simulations.kernel.mutation import swapped
-from simulations.kernel.world import World
-from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
-from simulations.replication.cleanup_clients import CleanupProducer
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.groups.intruders import SHARE, InternalTopicsAreProtected, Intruder
+from metaquorum.simulations.groups.waiting_members import WaitingMembersStay, watched_waits
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
+from metaquorum.simulations.replication.cleanup_clients import CleanupProducer
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import (
     CHECKERS,
     KINDS,
     AnyClient,

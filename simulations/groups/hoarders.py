@@ -7,33 +7,33 @@ members of large subscriptions, and with offsets of groups of their own.
 from random import Random
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.group.committed_offsets import (
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
     OFFSET_BYTES,
     USUAL_VALUE_BYTES,
     CommittedOffsets,
     group_bytes,
 )
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.group.sessions import pending_bytes
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
+from metaquorum.dataplane.coordinators.group.sessions import pending_bytes
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.budget_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.budget_checkers import (
     BudgetsCountAll,
     BudgetsHaveRoom,
     settled_worker,
 )
-from simulations.groups.group_clients import PROTOCOL, PROTOCOL_TYPE, GroupClient
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.offset_commit import (
+from metaquorum.simulations.groups.group_clients import PROTOCOL, PROTOCOL_TYPE, GroupClient
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 HOARDERS: Final = 0.3  # share of the worlds with hoarders
 MOST_HOARDERS: Final = 3

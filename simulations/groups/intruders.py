@@ -6,28 +6,31 @@ from typing import Any, Final, TypeAlias
 
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.group_clients import GroupClient
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.delete_records import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.group_clients import GroupClient
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 
 SHARE: Final = 0.4  # share of the worlds with an intruder
 _CONFIGS: Final = (

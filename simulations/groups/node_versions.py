@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, overload
 
-import dataplane.worker_server
 import metaquorum.controller_server
-from dataplane.handlers import api_versions
-from dataplane.handlers.fetch import handler
-from dataplane.network.replies import CloseConnectionError
-from dataplane.replication import isr_manager, replica_fetcher
-from dataplane.replication.replica_authentication import ReplicaAuthenticator
+import metaquorum.dataplane.worker_server
 from metaquorum.controller import features
 from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
+from metaquorum.dataplane.handlers import api_versions
+from metaquorum.dataplane.handlers.fetch import handler
+from metaquorum.dataplane.network.replies import CloseConnectionError
+from metaquorum.dataplane.replication import isr_manager, replica_fetcher
+from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthenticator
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION, FeatureRange
@@ -34,11 +34,11 @@ from metaquorum.rpc.methods import (
     REASSIGN_PARTITIONS,
     Method,
 )
-from simulations.kernel.machine import Machine, running_process
-from simulations.kernel.mutation import swapped
-from simulations.kernel.process import Process
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import Api, ApiKey
+from metaquorum.simulations.kernel.machine import Machine, running_process
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.process import Process
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import Api, ApiKey
 
 OLD_LEVEL: Final = GROUPS_LEVEL - 1
 OLD_LEVELS: Final = (OLD_LEVEL, TRANSACTIONS_LEVEL - 1)  # versions before transactions
@@ -221,7 +221,7 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
         swapped(MetadataLoader, "apply", applies),
         swapped(features, "SUPPORTED_FEATURES", supports),
         swapped(api_versions, "SUPPORTED_FEATURES", supports),
-        swapped(dataplane.worker_server, "WorkerRegistration", registers),
+        swapped(metaquorum.dataplane.worker_server, "WorkerRegistration", registers),
         swapped(metaquorum.controller_server, "ControllerRegistration", registers),
     ):
         yield

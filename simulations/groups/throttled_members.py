@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.group.sessions import Sessions
-from dataplane.quotas.client_state import ClientQuotaState
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.cluster.fault_plan import draw_faults, without
-from simulations.groups.group_clients import lone_group
-from simulations.groups.group_faults import GroupFaults
-from simulations.groups.groups_scenario import (
+from metaquorum.dataplane.coordinators.group.sessions import Sessions
+from metaquorum.dataplane.quotas.client_state import ClientQuotaState
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.cluster.fault_plan import draw_faults, without
+from metaquorum.simulations.groups.group_clients import lone_group
+from metaquorum.simulations.groups.group_faults import GroupFaults
+from metaquorum.simulations.groups.groups_scenario import (
     ALL_CHECKERS,
     LONE,
     MOVES,
@@ -27,14 +27,17 @@ from simulations.groups.groups_scenario import (
     draw_settings,
     small_offsets_topic,
 )
-from simulations.harness.scenario import Scenario
-from simulations.kernel.mutation import swapped
-from simulations.kernel.world import World
-from simulations.replication.quota_administrator import QuotaAdministrator
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import play_settings
-from simulations.replication.throttling import FASTEST, QUOTA_CHECKERS, SLACK_S
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.quota_administrator import QuotaAdministrator
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import play_settings
+from metaquorum.simulations.replication.throttling import FASTEST, QUOTA_CHECKERS, SLACK_S
 
 # Lowest rates: a fetch of a few records mutes for seconds.
 RATES: Final = (50.0, 200.0, 1000.0)

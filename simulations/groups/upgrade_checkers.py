@@ -17,11 +17,11 @@ from metaquorum.metadata.records import (
     Schema,
     TopicRecord,
 )
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.groups.node_versions import NodeVersions
-from simulations.kernel.process import Process
-from simulations.replication.replica_checkers import WatchingChecker
-from wire.primitives.errors import ErrorCode
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.groups.node_versions import NodeVersions
+from metaquorum.simulations.kernel.process import Process
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 def level_of(image: MetadataImage) -> int:

@@ -10,46 +10,46 @@ from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import STOP_WITHIN_S
-from simulations.groups.group_clients import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.cluster.faults import STOP_WITHIN_S
+from metaquorum.simulations.groups.group_clients import (
     PROTOCOL,
     PROTOCOL_TYPE,
     GroupClient,
     encoded_names,
     topic_names,
 )
-from simulations.groups.upgrade_checkers import (
+from metaquorum.simulations.groups.upgrade_checkers import (
     GroupsNeedTheirLevel,
     LevelsAreSupported,
     level_of,
 )
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.attacker import ReplicaAttacker
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.offset_commit import (
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.attacker import ReplicaAttacker
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.messages.sync_group import SyncGroupRequest
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.sync_group import SyncGroupRequest
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 RAISE_MS: Final = 3000
 EARLY: Final = 0.7  # share of the operator's pauses in which it asks for the new level

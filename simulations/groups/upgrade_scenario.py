@@ -13,10 +13,10 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from simulations.cluster.fault_plan import draw_faults, without
-from simulations.groups.group_clients import lone_group
-from simulations.groups.group_faults import GroupFaults
-from simulations.groups.groups_scenario import (
+from metaquorum.simulations.cluster.fault_plan import draw_faults, without
+from metaquorum.simulations.groups.group_clients import lone_group
+from metaquorum.simulations.groups.group_faults import GroupFaults
+from metaquorum.simulations.groups.groups_scenario import (
     ALL_CHECKERS,
     FEW_FAULTS,
     LONE,
@@ -28,17 +28,24 @@ from simulations.groups.groups_scenario import (
     draw_settings,
     small_offsets_topic,
 )
-from simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
-from simulations.groups.upgrade_checkers import (
+from metaquorum.simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
+from metaquorum.simulations.groups.upgrade_checkers import (
     UPGRADE_CHECKERS,
     LevelsAreSupported,
     OldNodesReadOldRecords,
 )
-from simulations.groups.upgrade_clients import LevelProbe, UpgradeAttacker, UpgradeOperator
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import KINDS, play_settings
+from metaquorum.simulations.groups.upgrade_clients import (
+    LevelProbe,
+    UpgradeAttacker,
+    UpgradeOperator,
+)
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import KINDS, play_settings
 
 UPGRADED_KINDS: Final = tuple(kind for kind in KINDS if kind != "unregister")
 UPGRADED_CHECKERS: Final = (*ALL_CHECKERS, *UPGRADE_CHECKERS)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dataplane.coordinators.group.sessions import Sessions
-from simulations.kernel.mutation import swapped
-from simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.dataplane.coordinators.group.sessions import Sessions
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
 
 
 class WaitingMembersStay(WatchingChecker):

@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 import trio
 
 from metaquorum.runtime import Connection, Runtime
-from simulations.kernel.world import World
-from wire.primitives.errors import WireError
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.schema.message import Message
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.schema.message import Message
 
 REQUEST_TIMEOUT_S: Final = 10.0
 RECEIVE_BYTES: Final = 16 * 1024

@@ -6,12 +6,12 @@ from random import Random
 from typing import Final, TypeVar
 
 from metaquorum.runtime import Runtime
-from simulations.harness.client import ClientConnection, connect, draw_versions
-from simulations.harness.history import Attempt, Fetched, History
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.machine import Machine
-from simulations.kernel.world import World
-from wire.records.records import Codec
+from metaquorum.simulations.harness.client import ClientConnection, connect, draw_versions
+from metaquorum.simulations.harness.history import Attempt, Fetched, History
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.records.records import Codec
 
 C = TypeVar("C", bound="Checker")
 

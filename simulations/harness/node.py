@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.node import Node
-from dataplane.node_config import NodeConfig
+from metaquorum.dataplane.node import Node
+from metaquorum.dataplane.node_config import NodeConfig
 from metaquorum.runtime import Runtime
-from simulations.kernel.excuses import bug_in
-from simulations.kernel.machine import Fate, Machine
-from simulations.kernel.storage import Storage
-from simulations.kernel.world import BUG, World
+from metaquorum.simulations.kernel.excuses import bug_in
+from metaquorum.simulations.kernel.machine import Fate, Machine
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.kernel.world import BUG, World
 
 # Smaller than the shipped value: appends in worker threads are tested without a megabyte each.
 INLINE_APPEND_BYTES: Final = 256 * 1024

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
 
-import dataplane.node
-from dataplane.log.dirs import log_dir
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.names import DELETED, LOG
-from dataplane.replication import log_dir_mover
+import metaquorum.dataplane.node
+from metaquorum.dataplane.log.dirs import log_dir
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.names import DELETED, LOG
+from metaquorum.dataplane.replication import log_dir_mover
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.rpc.feed import RecentBatches
+from metaquorum.simulations.kernel.storage import Storage
 from metaquorum.storage.journal import Journal
-from simulations.kernel.storage import Storage
 
 # Bytes of a step of a copy to another log directory, and of its last step: the logs are small.
 COPIED_BYTES: Final = (1000, 1500)
@@ -39,7 +39,7 @@ def watched(seen: Seen) -> Iterator[None]:
                 seen(batch)
             return took_effect
 
-    module: Any = dataplane.node
+    module: Any = metaquorum.dataplane.node
     module.MetadataLoader = WatchedLoader
     try:
         yield

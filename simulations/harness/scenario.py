@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.world import World
 
 # Arguments: the world, and the numbers of the faults to leave out; `world.faults` has all of them.
 Play = Callable[[World, Collection[int]], Awaitable[None]]
@@ -17,5 +17,5 @@ class Scenario:
     play: Play
     checkers: Sequence[type[Comparing]]
     # Counters that must be above zero after a batch with enough seeds
-    # (`simulations.scenarios.gates`).
+    # (`metaquorum.simulations.scenarios.gates`).
     gates: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from simulations.kernel.process import Process
-from simulations.kernel.timeline import Timeline
+from metaquorum.simulations.kernel.process import Process
+from metaquorum.simulations.kernel.timeline import Timeline
 
 # 2024-01-01 UTC: every world begins on this day, so that it does not depend on the real date.
 EPOCH_S: Final = 1_704_067_200.0

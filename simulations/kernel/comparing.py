@@ -5,7 +5,7 @@ A checker that compared nothing in a whole batch of seeds proves nothing, so it 
 
 from typing import ClassVar
 
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.world import World
 
 
 class Comparing:

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from metaquorum.runtime.interfaces import Buffer, File, FileLock, Identity
-from simulations.kernel.network import os_error
-from simulations.kernel.process import MachineStopped, Process
-from simulations.kernel.storage import Folder, Inode, Storage
-from simulations.kernel.thread_steps import ThreadSteps, current
-from simulations.kernel.trace import Trace
+from metaquorum.simulations.kernel.network import os_error
+from metaquorum.simulations.kernel.process import MachineStopped, Process
+from metaquorum.simulations.kernel.storage import Folder, Inode, Storage
+from metaquorum.simulations.kernel.thread_steps import ThreadSteps, current
+from metaquorum.simulations.kernel.trace import Trace
 
 T = TypeVar("T")
 NEEDING_ROOM: Final = ("write", "create", "mkdir")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dataplane.node import NodeError
+from metaquorum.dataplane.node import NodeError
 from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.runtime.interfaces import StorageError
 

@@ -15,13 +15,13 @@ from typing import Literal
 import trio
 
 from metaquorum.runtime.interfaces import Runtime
-from simulations.kernel.clock import MachineClock, ProcessClock
-from simulations.kernel.disk import DiskFaults, ProcessDisk, SimulatedLock
-from simulations.kernel.network import Internet, ProcessNetwork
-from simulations.kernel.process import Process
-from simulations.kernel.storage import Lost, Storage
-from simulations.kernel.timeline import Timeline
-from simulations.kernel.trace import Trace
+from metaquorum.simulations.kernel.clock import MachineClock, ProcessClock
+from metaquorum.simulations.kernel.disk import DiskFaults, ProcessDisk, SimulatedLock
+from metaquorum.simulations.kernel.network import Internet, ProcessNetwork
+from metaquorum.simulations.kernel.process import Process
+from metaquorum.simulations.kernel.storage import Lost, Storage
+from metaquorum.simulations.kernel.timeline import Timeline
+from metaquorum.simulations.kernel.trace import Trace
 
 Program = Callable[[Runtime], Awaitable[None]]
 How = Literal["kill", "power"]

@@ -21,9 +21,9 @@ from typing import Final
 import trio
 
 from metaquorum.runtime.interfaces import Buffer, File
-from simulations.kernel.process import Process, Wait
-from simulations.kernel.timeline import Timeline
-from simulations.kernel.trace import Trace
+from metaquorum.simulations.kernel.process import Process, Wait
+from metaquorum.simulations.kernel.timeline import Timeline
+from metaquorum.simulations.kernel.trace import Trace
 
 BACKLOG: Final = 128
 CONNECT_TIMEOUT_S: Final = 20.0

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import outcome
 import trio
 
-from simulations.kernel.timeline import Timeline
+from metaquorum.simulations.kernel.timeline import Timeline
 
 
 class MachineStopped(BaseException):

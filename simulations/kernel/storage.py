@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from metaquorum.runtime.interfaces import Identity
-from simulations.kernel.network import os_error
+from metaquorum.simulations.kernel.network import os_error
 
 PAGE_BYTES: Final = 512
 UNLIMITED_BYTES: Final = 1 << 40

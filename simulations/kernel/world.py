@@ -18,17 +18,17 @@ from typing import Any, Final, Protocol
 import trio
 from trio._core import _run
 
-from dataplane.log.segments import sync_failure_marker
-from simulations.kernel.clock import MachineClock
-from simulations.kernel.machine import Machine, running_on, running_process
-from simulations.kernel.mutation import all_of, swapped
-from simulations.kernel.network import Internet
-from simulations.kernel.thread_steps import TurnLock
-from simulations.kernel.timeline import Timeline
-from simulations.kernel.trace import Trace
-from wire.protocol import request_form
-from wire.records import walk_form
-from wire.records.record_walk import RecordWalk
+from metaquorum.dataplane.log.segments import sync_failure_marker
+from metaquorum.simulations.kernel.clock import MachineClock
+from metaquorum.simulations.kernel.machine import Machine, running_on, running_process
+from metaquorum.simulations.kernel.mutation import all_of, swapped
+from metaquorum.simulations.kernel.network import Internet
+from metaquorum.simulations.kernel.thread_steps import TurnLock
+from metaquorum.simulations.kernel.timeline import Timeline
+from metaquorum.simulations.kernel.trace import Trace
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.records import walk_form
+from metaquorum.wire.records.record_walk import RecordWalk
 
 TIME_LIMIT_S: Final = 600.0
 # Share of `Disk.run` functions that get a thread; none in most worlds, as a thread is expensive.
@@ -62,7 +62,8 @@ class Violation(Exception):  # noqa: N818 - a violation is not an error of the s
 
 
 class Counting(Protocol):
-    """Part of a checker that the report of a world needs (`simulations.kernel.comparing`)."""
+    """Part of a checker that the report of a world needs
+    (`metaquorum.simulations.kernel.comparing`)."""
 
     comparisons: int
 

@@ -16,18 +16,22 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.log.dirs.moved_logs import UnfinishedMove
-from dataplane.log.partition_log import PartitionLog
-from dataplane.quotas.replication_quota import ReplicationQuota
-from dataplane.replication import log_dir_mover
-from dataplane.replication.log_dir_mover import LogDirMover, Move
+from metaquorum.dataplane.log.dirs.moved_logs import UnfinishedMove
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuota
+from metaquorum.dataplane.replication import log_dir_mover
+from metaquorum.dataplane.replication.log_dir_mover import LogDirMover, Move
 from metaquorum.runtime.interfaces import sleep
-from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
-from simulations.kernel.mutation import swapped
-from simulations.replication.replica_faults import CUT_WITHIN_S, REPLACED_WITHIN_S, ReplicaFaults
-from simulations.replication.replicas import PartitionHistory
-from simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replica_faults import (
+    CUT_WITHIN_S,
+    REPLACED_WITHIN_S,
+    ReplicaFaults,
+)
+from metaquorum.simulations.replication.replicas import PartitionHistory
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 
 COPIED_TAIL: Final = "copied tail"
 # Timeouts of the waits for records that no other replica has, and then for a copy of some of them.

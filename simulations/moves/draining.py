@@ -4,14 +4,14 @@ from typing import Final
 
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_clients import ReplicaAdministrator
-from simulations.replication.replicas import changed_partitions
-from wire.messages.alter_worker import AlterWorkerRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_clients import ReplicaAdministrator
+from metaquorum.simulations.replication.replicas import changed_partitions
+from metaquorum.wire.messages.alter_worker import AlterWorkerRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 DRAIN: Final = 1
 RETURN: Final = 2

@@ -7,15 +7,15 @@ the faults are over.
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from dataplane.log.segments.names import parse_partition_folder
-from dataplane.prometheus.collector import _Sums
-from dataplane.replication.truncation_ledger import Reason
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.prometheus.collector import _Sums
+from metaquorum.dataplane.replication.truncation_ledger import Reason
 from metaquorum.metadata.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionImage
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState, Member
-from simulations.replication.loss_checkers import LedgerChecker
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_files import log_folders
-from simulations.replication.replicas import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState, Member
+from metaquorum.simulations.replication.loss_checkers import LedgerChecker
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_files import log_folders
+from metaquorum.simulations.replication.replicas import (
     Name,
     PartitionHistory,
     Place,
@@ -23,7 +23,7 @@ from simulations.replication.replicas import (
     changed_partitions,
     ends_move,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 Replicas: TypeAlias = tuple[int, ...]
 

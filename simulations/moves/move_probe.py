@@ -8,35 +8,39 @@ from metaquorum.controller.features import MOVES_LEVEL
 from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.upgrade_checkers import LevelsAreSupported, level_of
-from simulations.groups.upgrade_clients import UpgradeOperator
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.moves.draining import DRAIN, RETURN
-from simulations.moves.move_checkers import MovesKeepCopies
-from simulations.moves.mover import Mover
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.replication_scenario import AnyClient
-from wire.messages.alter_move_plan import AlterMovePlanRequest
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.upgrade_checkers import LevelsAreSupported, level_of
+from metaquorum.simulations.groups.upgrade_clients import UpgradeOperator
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.moves.draining import DRAIN, RETURN
+from metaquorum.simulations.moves.move_checkers import MovesKeepCopies
+from metaquorum.simulations.moves.mover import Mover
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.replication_scenario import AnyClient
+from metaquorum.wire.messages.alter_move_plan import AlterMovePlanRequest
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.alter_replica_log_dirs import (
+from metaquorum.wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
 )
-from wire.messages.alter_worker import AlterWorkerRequest
-from wire.messages.describe_move_plans import DescribeMovePlansRequest
-from wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
-from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.alter_worker import AlterWorkerRequest
+from metaquorum.wire.messages.describe_move_plans import DescribeMovePlansRequest
+from metaquorum.wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from metaquorum.wire.messages.start_move_plan import (
+    PlannedPartition,
+    PlannedTopic,
+    StartMovePlanRequest,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 TIMEOUT_MS: Final = 3000
 NOWHERE: Final = "/no-such-directory"

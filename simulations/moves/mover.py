@@ -6,24 +6,24 @@ from typing import Final, NamedTuple
 from metaquorum.metadata.image import PartitionImage, TopicImage
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.moves.move_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.moves.move_checkers import (
     AddingAreNotBehind,
     ListedMovesExist,
     MovesKeepCopies,
     WrongMovesAreRefused,
 )
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 PAUSES_S: Final = (0.02, 0.1, 0.4)
 CANCELS: Final = 0.15  # share of requests

@@ -16,22 +16,25 @@ from typing import Final
 
 import trio
 
-from simulations.cluster.cluster_setup import LIVENESS_S
-from simulations.cluster.cluster_state import ClusterChecker
-from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.moves.draining import DRAINING_CHECKERS, DRAINS, Drainer
-from simulations.moves.move_checkers import (
+from metaquorum.simulations.cluster.cluster_setup import LIVENESS_S
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.moves.draining import DRAINING_CHECKERS, DRAINS, Drainer
+from metaquorum.simulations.moves.move_checkers import (
     MOVE_CHECKERS,
     MovesEnd,
     RemovedAreNoLosses,
     RemovedLogsAreGone,
 )
-from simulations.moves.mover import Mover
-from simulations.replication.replica_faults import ReplicaFaults
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.moves.mover import Mover
+from metaquorum.simulations.replication.replica_faults import ReplicaFaults
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import (
     CHECKERS,
     KINDS,
     Clients,
@@ -40,15 +43,19 @@ from simulations.replication.replication_scenario import (
     play_settings,
     replication_clients,
 )
-from simulations.replication.replication_scenario import draw_settings as draw_replication
-from simulations.transactions.transactions_scenario import (
+from metaquorum.simulations.replication.replication_scenario import (
+    draw_settings as draw_replication,
+)
+from metaquorum.simulations.transactions.transactions_scenario import (
     ALL_CHECKERS,
     TransactionSettings,
     clients_of_transactions,
     draw_transactions,
     small_internal_topics,
 )
-from simulations.transactions.transactions_scenario import draw_settings as draw_transacting
+from metaquorum.simulations.transactions.transactions_scenario import (
+    draw_settings as draw_transacting,
+)
 
 PLAIN_CHECKERS: Final = (*CHECKERS, *MOVE_CHECKERS, *DRAINING_CHECKERS)
 CHECKERS_OF_ALL: Final = (*ALL_CHECKERS, *MOVE_CHECKERS, *DRAINING_CHECKERS)

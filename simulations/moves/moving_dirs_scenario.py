@@ -12,27 +12,36 @@ from contextlib import nullcontext
 from random import Random
 from typing import Final
 
-from simulations.cluster.fault_plan import PlannedFault, draw_faults
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.moves.copy_faults import COPIED_TAIL, CopyFaults, slow_recovery_of_copies
-from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import (
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.moves.copy_faults import (
+    COPIED_TAIL,
+    CopyFaults,
+    slow_recovery_of_copies,
+)
+from metaquorum.simulations.moves.mover import Mover
+from metaquorum.simulations.moves.moves_scenario import (
     CHECKERS_OF_ALL,
     look_at_moves,
     play_moves,
     wait_until_none,
 )
-from simulations.moves.moves_scenario import draw_settings as draw_moves
-from simulations.moves.replica_dir_mover import (
+from metaquorum.simulations.moves.moves_scenario import draw_settings as draw_moves
+from metaquorum.simulations.moves.replica_dir_mover import (
     ChangedLogsAreWhole,
     ReplicaDirMover,
     ReplicasHaveOneLog,
 )
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import Clients
-from simulations.transactions.transactions_scenario import draw_settings as draw_transacting
-from simulations.transactions.transactions_scenario import draw_transactions
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import Clients
+from metaquorum.simulations.transactions.transactions_scenario import (
+    draw_settings as draw_transacting,
+)
+from metaquorum.simulations.transactions.transactions_scenario import draw_transactions
 
 DIR_CHECKERS: Final = (ChangedLogsAreWhole, ReplicasHaveOneLog)
 LOG_DIRS: Final = ("/data", "/disk-1")

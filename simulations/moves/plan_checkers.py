@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.config.resolution import Configs
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.records import PAUSED
-from simulations.cluster.cluster_state import ClusterChecker
-from simulations.kernel.mutation import swapped
-from simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
 
 Rates = tuple[int, int]  # bytes per second as leader, as follower
 

@@ -7,15 +7,19 @@ from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTT
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.metadata.records import CANCELLING, LOADING, PAUSED
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.moves.move_checkers import MovesKeepCopies
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.alter_move_plan import AlterMovePlanRequest
-from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.moves.move_checkers import MovesKeepCopies
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.alter_move_plan import AlterMovePlanRequest
+from metaquorum.wire.messages.start_move_plan import (
+    PlannedPartition,
+    PlannedTopic,
+    StartMovePlanRequest,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 PAUSES_S: Final = (0.1, 0.4, 1.0)
 RATES: Final = (-1, 200, 5_000, 200_000)  # bytes per second; a plan can be slower than its world

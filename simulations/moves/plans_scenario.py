@@ -11,31 +11,35 @@ no faults -> faults -> no faults: within `LIVENESS_S` every plan has ended, and 
 from collections.abc import Collection
 from typing import Final
 
-from dataplane.quotas.replication_quota import ReplicationQuotas
-from simulations.cluster.cluster_setup import LIVENESS_S, within
-from simulations.cluster.fault_plan import without
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.moves.draining import DRAINS, Drainer
-from simulations.moves.move_checkers import MovesEnd, RemovedAreNoLosses, RemovedLogsAreGone
-from simulations.moves.mover import Mover
-from simulations.moves.moves_scenario import PLAIN_CHECKERS, draw_settings
-from simulations.moves.plan_checkers import (
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
+from metaquorum.simulations.cluster.cluster_setup import LIVENESS_S, within
+from metaquorum.simulations.cluster.fault_plan import without
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.moves.draining import DRAINS, Drainer
+from metaquorum.simulations.moves.move_checkers import (
+    MovesEnd,
+    RemovedAreNoLosses,
+    RemovedLogsAreGone,
+)
+from metaquorum.simulations.moves.mover import Mover
+from metaquorum.simulations.moves.moves_scenario import PLAIN_CHECKERS, draw_settings
+from metaquorum.simulations.moves.plan_checkers import (
     PLAN_CHECKERS,
     LowerRateHolds,
     PlansEnd,
     Rates,
     watched_rates,
 )
-from simulations.moves.planner import Planner
-from simulations.replication.replica_faults import ReplicaFaults
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.moves.planner import Planner
+from metaquorum.simulations.replication.replica_faults import ReplicaFaults
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.replication_scenario import (
     Clients,
     play_settings,
     replication_clients,
 )
-from simulations.replication.throttle_administrator import RateAdministrator
+from metaquorum.simulations.replication.throttle_administrator import RateAdministrator
 
 CHECKERS: Final = (*PLAIN_CHECKERS, *PLAN_CHECKERS, LowerRateHolds)
 OPERATORS: Final = 0.4  # share of the worlds in which an operator sets rates of replication

@@ -4,29 +4,29 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from dataplane.log.segments.names import STRAY_FOLDER, parse_partition_folder
+from metaquorum.dataplane.log.segments.names import STRAY_FOLDER, parse_partition_folder
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replica_faults import topic_id_of
-from simulations.replication.replica_files import log_folders
-from simulations.replication.replicas import Name, PartitionHistory, ReplicaLog
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.alter_replica_log_dirs import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replica_faults import topic_id_of
+from metaquorum.simulations.replication.replica_files import log_folders
+from metaquorum.simulations.replication.replicas import Name, PartitionHistory, ReplicaLog
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
 )
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
 RATES: Final = (500, 3000, 10**9)  # bytes a second

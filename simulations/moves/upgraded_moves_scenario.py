@@ -13,27 +13,33 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from simulations.cluster.fault_plan import draw_faults, without
-from simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
-from simulations.groups.upgrade_checkers import LevelsAreSupported, OldNodesReadOldRecords
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.moves.draining import DRAINS, Drainer
-from simulations.moves.move_probe import (
+from metaquorum.simulations.cluster.fault_plan import draw_faults, without
+from metaquorum.simulations.groups.node_versions import OLD_LEVELS, NodeVersions, mixed_versions
+from metaquorum.simulations.groups.upgrade_checkers import (
+    LevelsAreSupported,
+    OldNodesReadOldRecords,
+)
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.moves.draining import DRAINS, Drainer
+from metaquorum.simulations.moves.move_probe import (
     AfterTheRaise,
     LastingMover,
     MovesNeedTheirLevel,
     MovesProbe,
     PatientOperator,
 )
-from simulations.moves.moves_scenario import FEW_KINDS, PLAIN_CHECKERS
-from simulations.moves.moves_scenario import draw_settings as draw_moves
-from simulations.moves.plan_checkers import PLAN_CHECKERS
-from simulations.moves.planner import Planner
-from simulations.moves.plans_scenario import look_at_plans
-from simulations.replication.replica_faults import ReplicaFaults
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.moves.moves_scenario import FEW_KINDS, PLAIN_CHECKERS
+from metaquorum.simulations.moves.moves_scenario import draw_settings as draw_moves
+from metaquorum.simulations.moves.plan_checkers import PLAN_CHECKERS
+from metaquorum.simulations.moves.planner import Planner
+from metaquorum.simulations.moves.plans_scenario import look_at_plans
+from metaquorum.simulations.replication.replica_faults import ReplicaFaults
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import (
     KINDS,
     AnyClient,
     Clients,

@@ -3,15 +3,15 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.fetch.reader import FetchReader
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.config import NEVER
-from dataplane.log.segments.index import TimeIndex
-from dataplane.maintenance import background_tasks, log_cleaner
-from dataplane.partition import batch_validation
-from simulations.kernel.mutation import Mutant, swapped
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import parse_header
+from metaquorum.dataplane.fetch.reader import FetchReader
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.config import NEVER
+from metaquorum.dataplane.log.segments.index import TimeIndex
+from metaquorum.dataplane.maintenance import background_tasks, log_cleaner
+from metaquorum.dataplane.partition import batch_validation
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import parse_header
 
 
 def _uncommitted_compacted() -> AbstractContextManager[None]:

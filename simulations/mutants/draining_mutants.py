@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from metaquorum.controller import leader_selection, topics
 from metaquorum.controller.leader_selection import nobody
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 def _replicas_on_draining() -> AbstractContextManager[None]:

@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.fetch.sessions import SessionPartition
-from dataplane.partition.partition import FetchWaiter
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.dataplane.fetch.sessions import SessionPartition
+from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 def _poll_heard_once() -> AbstractContextManager[None]:

@@ -3,26 +3,29 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
-from dataplane.coordinators.group import committed_offsets, group_shard
-from dataplane.coordinators.group.classic_group import ClassicGroup
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, ExpiredOffsets
-from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.group.members import GroupMember, GroupMembers
-from dataplane.coordinators.group.offset_retention import OffsetRetention
-from dataplane.coordinators.group.rebalancing import GroupState, Persist, Rebalancing
-from dataplane.coordinators.group.record_formats import decode_offset_value
-from dataplane.coordinators.group.sessions import Sessions
-from dataplane.coordinators.hosted_shard import HostedShard, State
-from dataplane.coordinators.loading import ShardLoader
-from dataplane.coordinators.runtime import CoordinatorRuntime
-from dataplane.coordinators.shard import Write
-from dataplane.handlers import produce, records
-from dataplane.handlers.groups import offsets
-from dataplane.partition import partition
 from metaquorum.controller import config_changes, topics
-from simulations.kernel.mutation import Mutant, all_of, swapped
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
+from metaquorum.dataplane.coordinators.group import committed_offsets, group_shard
+from metaquorum.dataplane.coordinators.group.classic_group import ClassicGroup
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
+    CommittedOffsets,
+    ExpiredOffsets,
+)
+from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
+from metaquorum.dataplane.coordinators.group.members import GroupMember, GroupMembers
+from metaquorum.dataplane.coordinators.group.offset_retention import OffsetRetention
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupState, Persist, Rebalancing
+from metaquorum.dataplane.coordinators.group.record_formats import decode_offset_value
+from metaquorum.dataplane.coordinators.group.sessions import Sessions
+from metaquorum.dataplane.coordinators.hosted_shard import HostedShard, State
+from metaquorum.dataplane.coordinators.loading import ShardLoader
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.handlers import produce, records
+from metaquorum.dataplane.handlers.groups import offsets
+from metaquorum.dataplane.partition import partition
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 
 def budgets_without_shares() -> AbstractContextManager[None]:

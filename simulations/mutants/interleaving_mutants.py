@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.handlers import produce, produce_outcome
-from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.leader_state import LeaderState
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
-from dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.controller import alter_partition
+from metaquorum.dataplane.handlers import produce, produce_outcome
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.partition.leader_state import LeaderState
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.metadata import loader
 from metaquorum.runtime.interfaces import StorageError
-from simulations.kernel.mutation import Mutant, swapped
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 
 def _cut_for_another_leader() -> AbstractContextManager[None]:

@@ -6,9 +6,9 @@ pyarrow is imported only when a mutant is planted.
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 from metaquorum.spark.partition_fetcher import PartitionFetcher
-from simulations.kernel.mutation import Mutant, swapped
-from wire.primitives.types import ZERO_UUID
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 
 def _reader() -> Any:

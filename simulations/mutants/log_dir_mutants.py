@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.local_log import NO_CUT
-from dataplane.replication import log_dir_mover
-from dataplane.replication.log_dir_mover import LogDirMover
-from simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.local_log import NO_CUT
+from metaquorum.dataplane.replication import log_dir_mover
+from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _swap_before_caught_up() -> AbstractContextManager[None]:

@@ -3,15 +3,15 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.handlers import produce
-from dataplane.handlers.produce_outcome import Outcome
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery import recovery
-from dataplane.log.segments import producers
-from dataplane.log.segments.config import NEVER
-from dataplane.maintenance import log_cleaner
-from dataplane.partition.rejected_batches import RejectedBatches
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.dataplane.handlers import produce
+from metaquorum.dataplane.handlers.produce_outcome import Outcome
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery import recovery
+from metaquorum.dataplane.log.segments import producers
+from metaquorum.dataplane.log.segments.config import NEVER
+from metaquorum.dataplane.maintenance import log_cleaner
+from metaquorum.dataplane.partition.rejected_batches import RejectedBatches
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 def _unstable_cleaned() -> AbstractContextManager[None]:

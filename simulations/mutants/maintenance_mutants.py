@@ -6,20 +6,20 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.fetch.sessions import SessionPartition
-from dataplane.log.compaction import cleaning
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
-from dataplane.log.local_log import LocalLog
-from dataplane.log.segments.names import LOG_START_CHECKPOINT
-from dataplane.log.segments.segment import Segment
-from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
-from dataplane.maintenance import background_tasks
-from dataplane.replication.replica_manager import ReplicaManager
+from metaquorum.dataplane.fetch.sessions import SessionPartition
+from metaquorum.dataplane.log.compaction import cleaning
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.segments.names import LOG_START_CHECKPOINT
+from metaquorum.dataplane.log.segments.segment import Segment
+from metaquorum.dataplane.log.segments.sync_failure_marker import SyncFailureMarker
+from metaquorum.dataplane.maintenance import background_tasks
+from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.runtime.interfaces import StorageError
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 _CHECKSUM_AT: Final = 17
 

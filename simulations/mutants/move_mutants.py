@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.partition.partition import Partition
-from dataplane.replication import replica_manager
-from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.controller import leader_selection, reassignment
 from metaquorum.controller.leader_selection import nobody
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import replica_manager
+from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import NO_LEADER
-from simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _removed_before_in_sync() -> AbstractContextManager[None]:

@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.controller import reassignment
 from metaquorum.controller.plans import move_plans
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 def _throttle_left_behind() -> AbstractContextManager[None]:

@@ -24,12 +24,12 @@ from metaquorum.raft.state import DiskState
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.runtime.interfaces import StorageError
+from metaquorum.simulations.cluster.voter_group import WatchedLoader
+from metaquorum.simulations.kernel.mutation import Mutant, WithoutEffect, swapped
 from metaquorum.storage import journal, snapshot
 from metaquorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.journal_ops import HardState, decode_ops
-from simulations.cluster.voter_group import WatchedLoader
-from simulations.kernel.mutation import Mutant, WithoutEffect, swapped
 
 
 @contextmanager

@@ -3,18 +3,18 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.handlers.produce_outcome import Outcome
-from dataplane.network.connection import ClientConnection
-from dataplane.network.server import Server
-from dataplane.quotas import client_quota_manager
-from dataplane.quotas.allowance_table import AllowanceTable
-from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.quotas.client_state import name_of
-from dataplane.quotas.cpu_meter import CpuMeter
-from dataplane.quotas.muting import Mute
 from metaquorum.controller.mutation_quotas import TokenBucket
+from metaquorum.dataplane.handlers.produce_outcome import Outcome
+from metaquorum.dataplane.network.connection import ClientConnection
+from metaquorum.dataplane.network.server import Server
+from metaquorum.dataplane.quotas import client_quota_manager
+from metaquorum.dataplane.quotas.allowance_table import AllowanceTable
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.dataplane.quotas.client_state import name_of
+from metaquorum.dataplane.quotas.cpu_meter import CpuMeter
+from metaquorum.dataplane.quotas.muting import Mute
 from metaquorum.metadata.quota_lookup import rules_for
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 LARGE_BYTES: Final = 60_000
 

@@ -11,46 +11,49 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.log.compaction import cleaning
-from dataplane.log.compaction.compaction import BatchFilter
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.local_log import LocalLog
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery import recovery
-from dataplane.log.segments.names import CLEAN_SHUTDOWN
-from dataplane.log.segments.offset_map import OffsetMap
-from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.scan import SegmentScan
-from dataplane.log.segments.segment_list import Segments
-from dataplane.network import pipeline
-from dataplane.network.pipeline import RequestPipeline
 from metaquorum.controller import leader_selection
+from metaquorum.dataplane.log.compaction import cleaning
+from metaquorum.dataplane.log.compaction.compaction import BatchFilter
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery import recovery
+from metaquorum.dataplane.log.segments.names import CLEAN_SHUTDOWN
+from metaquorum.dataplane.log.segments.offset_map import OffsetMap
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable
+from metaquorum.dataplane.log.segments.scan import SegmentScan
+from metaquorum.dataplane.log.segments.segment_list import Segments
+from metaquorum.dataplane.network import pipeline
+from metaquorum.dataplane.network.pipeline import RequestPipeline
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Disk, write_atomically
+from metaquorum.simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
+from metaquorum.simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
+from metaquorum.simulations.mutants.draining_mutants import DRAINING_MUTANTS
+from metaquorum.simulations.mutants.fetch_mutants import FETCH_MUTANTS
+from metaquorum.simulations.mutants.group_mutants import GROUP_MUTANTS
+from metaquorum.simulations.mutants.interleaving_mutants import CHECK_MUTANTS
+from metaquorum.simulations.mutants.load_mutants import LOAD_MUTANTS
+from metaquorum.simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
+from metaquorum.simulations.mutants.log_mutants import LOG_MUTANTS
+from metaquorum.simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
+from metaquorum.simulations.mutants.move_mutants import MOVE_MUTANTS
+from metaquorum.simulations.mutants.plan_mutants import PLAN_MUTANTS
+from metaquorum.simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
+from metaquorum.simulations.mutants.quota_mutants import QUOTA_MUTANTS
+from metaquorum.simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
+from metaquorum.simulations.mutants.replication_mutants import (
+    REGISTRATION_MUTANTS,
+    REPLICATION_MUTANTS,
+)
+from metaquorum.simulations.mutants.sync_mutants import FAULT_MUTANTS
+from metaquorum.simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
+from metaquorum.simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
+from metaquorum.simulations.mutants.truncation_mutants import CUT_MUTANTS
+from metaquorum.simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
+from metaquorum.simulations.mutants.validation_mutants import PRODUCER_MUTANTS, VALIDATION_MUTANTS
 from metaquorum.storage import data_dir
 from metaquorum.storage.journal import Journal
-from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
-from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
-from simulations.mutants.draining_mutants import DRAINING_MUTANTS
-from simulations.mutants.fetch_mutants import FETCH_MUTANTS
-from simulations.mutants.group_mutants import GROUP_MUTANTS
-from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
-from simulations.mutants.load_mutants import LOAD_MUTANTS
-from simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
-from simulations.mutants.log_mutants import LOG_MUTANTS
-from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
-from simulations.mutants.move_mutants import MOVE_MUTANTS
-from simulations.mutants.plan_mutants import PLAN_MUTANTS
-from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
-from simulations.mutants.quota_mutants import QUOTA_MUTANTS
-from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
-from simulations.mutants.replication_mutants import REGISTRATION_MUTANTS, REPLICATION_MUTANTS
-from simulations.mutants.sync_mutants import FAULT_MUTANTS
-from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
-from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
-from simulations.mutants.truncation_mutants import CUT_MUTANTS
-from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
-from simulations.mutants.validation_mutants import PRODUCER_MUTANTS, VALIDATION_MUTANTS
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 

@@ -6,26 +6,26 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.fetch import reader
-from dataplane.fetch.reader import FetchReader
-from dataplane.handlers import produce
-from dataplane.handlers.fetch import handler
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.local_log import LocalLog
-from dataplane.partition import batch_validation
-from dataplane.partition.leader_state import LeaderState
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state, replica_authentication, replica_manager
-from dataplane.replication.isr_manager import IsrManager
 from metaquorum.controller import (
     alter_partition,
     leader_selection,
     worker_lifecycle,
     worker_registration,
 )
+from metaquorum.dataplane.fetch import reader
+from metaquorum.dataplane.fetch.reader import FetchReader
+from metaquorum.dataplane.handlers import produce
+from metaquorum.dataplane.handlers.fetch import handler
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.partition import batch_validation
+from metaquorum.dataplane.partition.leader_state import LeaderState
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state, replica_authentication, replica_manager
+from metaquorum.dataplane.replication.isr_manager import IsrManager
 from metaquorum.metadata.image import NO_LEADER, MetadataImage
-from simulations.kernel.mutation import Mutant, all_of, swapped
-from wire.primitives.errors import ErrorCode, WireError
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
 
 
 def _always(result: Any) -> Any:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
-from dataplane.log import local_log
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.local_log import LocalLog
-from dataplane.log.segments import files
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.dataplane.log import local_log
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.segments import files
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.coordinators.group.members import GroupMember
-from dataplane.fetch.throttled_reads import ThrottledReads
-from dataplane.handlers.fetch import handler
-from dataplane.handlers.produce_outcome import Outcome
-from dataplane.quotas.replication_quota import ReplicationQuota
-from dataplane.replication.throttle import FollowerThrottle, is_throttled
-from simulations.kernel.mutation import Mutant, swapped
+from metaquorum.dataplane.coordinators.group.members import GroupMember
+from metaquorum.dataplane.fetch.throttled_reads import ThrottledReads
+from metaquorum.dataplane.handlers.fetch import handler
+from metaquorum.dataplane.handlers.produce_outcome import Outcome
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuota
+from metaquorum.dataplane.replication.throttle import FollowerThrottle, is_throttled
+from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
 def _replication_throttled() -> AbstractContextManager[None]:

@@ -6,23 +6,27 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets
-from dataplane.coordinators.transaction import marker_sender, open_places, transaction_shard
-from dataplane.coordinators.transaction.marker_sender import MarkerSender
-from dataplane.coordinators.transaction.transaction import PREPARED, Transaction
-from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from dataplane.handlers.transactions import markers
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments import producers, snapshots
-from dataplane.log.segments.aborted import OpenTransactions
-from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
-from dataplane.log.segments.segment import Segment
-from dataplane.log.segments.verification import Verifications
-from dataplane.worker.context import Worker
-from dataplane.worker.transaction_states import TransactionStates
-from simulations.kernel.mutation import Mutant, all_of, swapped
-from simulations.mutants.group_mutants import budgets_without_shares
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.coordinators.group.committed_offsets import CommittedOffsets
+from metaquorum.dataplane.coordinators.transaction import (
+    marker_sender,
+    open_places,
+    transaction_shard,
+)
+from metaquorum.dataplane.coordinators.transaction.marker_sender import MarkerSender
+from metaquorum.dataplane.coordinators.transaction.transaction import PREPARED, Transaction
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from metaquorum.dataplane.handlers.transactions import markers
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments import producers, snapshots
+from metaquorum.dataplane.log.segments.aborted import OpenTransactions
+from metaquorum.dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
+from metaquorum.dataplane.log.segments.segment import Segment
+from metaquorum.dataplane.log.segments.verification import Verifications
+from metaquorum.dataplane.worker.context import Worker
+from metaquorum.dataplane.worker.transaction_states import TransactionStates
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.simulations.mutants.group_mutants import budgets_without_shares
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Logs
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
-from dataplane.log.local_log import LocalLog
-from dataplane.replication import follower_state
-from simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _recovery_point_above_cut() -> AbstractContextManager[None]:

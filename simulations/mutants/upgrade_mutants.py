@@ -4,12 +4,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.coordinators.group import group_coordinator
-from dataplane.handlers import move_plans as plans_of_workers
-from dataplane.handlers import quorum, reassignments
-from dataplane.handlers.groups import coordinators
-from dataplane.replication import earlier_workers
-from dataplane.worker import internal_topics as workers_topics
 from metaquorum.controller import (
     features,
     internal_topics,
@@ -17,8 +11,14 @@ from metaquorum.controller import (
     worker_registration,
 )
 from metaquorum.controller.plans import move_plans
+from metaquorum.dataplane.coordinators.group import group_coordinator
+from metaquorum.dataplane.handlers import move_plans as plans_of_workers
+from metaquorum.dataplane.handlers import quorum, reassignments
+from metaquorum.dataplane.handlers.groups import coordinators
+from metaquorum.dataplane.replication import earlier_workers
+from metaquorum.dataplane.worker import internal_topics as workers_topics
 from metaquorum.metadata.records import RecordEncoder, encode_record
-from simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _unchecked(_: Any) -> Any:

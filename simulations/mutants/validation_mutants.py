@@ -3,18 +3,18 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.handlers import produce
-from dataplane.handlers.produce_transactions import ProduceTransaction
-from dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
-from dataplane.log.segments.verification import Verifications
-from dataplane.partition import batch_validation
-from dataplane.quotas import producer_admission
-from dataplane.quotas.client_state import ClientShare
-from dataplane.quotas.producer_admission import ProducerAdmission, UnknownProducerIdError
-from simulations.kernel.mutation import Mutant, all_of, swapped
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import CODEC_MASK, produced_batch
-from wire.records.record_walk import RecordWalk
+from metaquorum.dataplane.handlers import produce
+from metaquorum.dataplane.handlers.produce_transactions import ProduceTransaction
+from metaquorum.dataplane.log.segments.producers import NO_OFFSET, ProducerStateTable
+from metaquorum.dataplane.log.segments.verification import Verifications
+from metaquorum.dataplane.partition import batch_validation
+from metaquorum.dataplane.quotas import producer_admission
+from metaquorum.dataplane.quotas.client_state import ClientShare
+from metaquorum.dataplane.quotas.producer_admission import ProducerAdmission, UnknownProducerIdError
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import CODEC_MASK, produced_batch
+from metaquorum.wire.records.record_walk import RecordWalk
 
 
 def _count_not_checked() -> AbstractContextManager[None]:
@@ -79,7 +79,7 @@ def _max_timestamp_believed() -> AbstractContextManager[None]:
 
 
 def _control_batches_taken() -> AbstractContextManager[None]:
-    from wire.records import batches
+    from metaquorum.wire.records import batches
 
     return swapped(batches, "_NOT_FOR_PRODUCERS", lambda right: 0)
 

@@ -12,35 +12,35 @@ ListOffsets answers a stranger as it does a consumer.
 from random import Random
 from typing import Any, Final
 
-from dataplane.replication.replica_authentication import prove
 from metaquorum.channel import ChannelIdentity, Endpoint
+from metaquorum.dataplane.replication.replica_authentication import prove
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.cluster.voter_group import CLUSTER_ID
-from simulations.cluster.voter_program import SECRET
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_checkers import ClaimsAreRefused, LiesStayOut
-from simulations.replication.replica_clients import ALL, TOPIC_IDS_SINCE, ReplicaClient
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.workloads.consumer import LATEST
-from simulations.workloads.lying_batches import REFUSAL, lying_batch
-from wire.messages.authenticate_replica import AuthenticateReplicaRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-from wire.messages.list_offsets import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.cluster.voter_group import CLUSTER_ID
+from metaquorum.simulations.cluster.voter_program import SECRET
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replica_checkers import ClaimsAreRefused, LiesStayOut
+from metaquorum.simulations.replication.replica_clients import ALL, TOPIC_IDS_SINCE, ReplicaClient
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.workloads.consumer import LATEST
+from metaquorum.simulations.workloads.lying_batches import REFUSAL, lying_batch
+from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.messages.offset_for_leader_epoch import (
+from metaquorum.wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.batches import BatchHeader, parse_header
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import BatchHeader, parse_header
 
 LIARS: Final = 0.25  # share of the attacks that produce
 MOST_CLAIMED: Final = 10_000  # records in a lying batch

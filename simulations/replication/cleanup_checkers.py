@@ -8,10 +8,10 @@ agree nevertheless (`replica_checkers`), and only records that are due may be de
 from collections.abc import Sequence
 from typing import Final
 
-from simulations.checkers.log_files import Segment, naive_segments
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicas import (
+from metaquorum.simulations.checkers.log_files import Segment, naive_segments
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicas import (
     Content,
     LogStartMove,
     Name,
@@ -19,7 +19,7 @@ from simulations.replication.replicas import (
     Place,
     ReplicaLog,
 )
-from wire.records.compression import Codec
+from metaquorum.wire.records.compression import Codec
 
 _UNLIMITED: Final = -1
 _WEEK_MS: Final = 7 * 24 * 3600 * 1000

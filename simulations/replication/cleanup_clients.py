@@ -4,15 +4,19 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime
-from simulations.harness.client import ClientConnection
-from simulations.replication.cleanup_checkers import LastOfEachKeyIsRead
-from simulations.replication.replica_checkers import MIN_ISR, AcknowledgedStays
-from simulations.replication.replica_clients import Batch, ReplicaAdministrator, ReplicaProducer
-from simulations.replication.replicas import TOMBSTONES_STAY_MS, Content, Identity, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.protocol.apis import ApiKey
-from wire.records.compression import Codec
-from wire.records.records import Record
+from metaquorum.simulations.harness.client import ClientConnection
+from metaquorum.simulations.replication.cleanup_checkers import LastOfEachKeyIsRead
+from metaquorum.simulations.replication.replica_checkers import MIN_ISR, AcknowledgedStays
+from metaquorum.simulations.replication.replica_clients import (
+    Batch,
+    ReplicaAdministrator,
+    ReplicaProducer,
+)
+from metaquorum.simulations.replication.replicas import TOMBSTONES_STAY_MS, Content, Identity, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import Record
 
 MOST_TOPICS: Final = 3
 _ZSTD_SINCE: Final = 7  # Produce version (KIP-110)

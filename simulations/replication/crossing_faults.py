@@ -34,44 +34,44 @@ from typing import Final
 
 import trio
 
-from dataplane.log.segments.names import LOG, file_name
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.log.segments.names import LOG, file_name
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.checkers.log_files import naive_segments
-from simulations.cluster.cluster_checkers import AnswersHold
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
-from simulations.harness.client import BROKEN
-from simulations.replication.replica_checkers import (
+from metaquorum.simulations.checkers.log_files import naive_segments
+from metaquorum.simulations.cluster.cluster_checkers import AnswersHold
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.replication.replica_checkers import (
     MIN_ISR,
     AcknowledgedIsCommitted,
     ReadsAreCommitted,
 )
-from simulations.replication.replica_clients import ALL, ReplicaReader
-from simulations.replication.replicas import Identity, PartitionHistory, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.unregister_fault import unregister
-from simulations.workloads.consumer import LATEST
-from wire.messages.create_topics import (
+from metaquorum.simulations.replication.replica_clients import ALL, ReplicaReader
+from metaquorum.simulations.replication.replicas import Identity, PartitionHistory, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.unregister_fault import unregister
+from metaquorum.simulations.workloads.consumer import LATEST
+from metaquorum.wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from wire.messages.delete_records import (
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
-from wire.records.batches import parse_header
-from wire.records.records import HEADER_BYTES, Record, encode_batch
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import parse_header
+from metaquorum.wire.records.records import HEADER_BYTES, Record, encode_batch
 
 DATA: Final = "/data"
 CONTROLLER: Final = "node-1"  # the only controller

@@ -9,14 +9,21 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from simulations.cluster.fault_plan import PlannedFault, without
-from simulations.harness.observing import few_recent_batches
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS, Interleavings
-from simulations.replication.replica_clients import ReplicaConsumer, ReplicaProducer
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import CHECKERS, Clients, play_settings
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, without
+from metaquorum.simulations.harness.observing import few_recent_batches
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.crossing_faults import (
+    INTERLEAVINGS,
+    LATER_CROSSINGS,
+    Interleavings,
+)
+from metaquorum.simulations.replication.replica_clients import ReplicaConsumer, ReplicaProducer
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import CHECKERS, Clients, play_settings
 
 # The short ones end before all in-sync replicas have a batch: producers with acks=all resend it.
 TIMEOUTS_MS: Final = (30, 150, 3000)

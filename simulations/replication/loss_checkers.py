@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Final
 
-from dataplane.log.segments.names import parse_partition_folder
-from dataplane.replication.truncation_ledger import (
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.replication.truncation_ledger import (
     FILE_NAME,
     OLD_FILE_NAME,
     Acknowledged,
     Reason,
     decode_lines,
 )
-from dataplane.replication.truncation_ledger import Entry as Line
+from metaquorum.dataplane.replication.truncation_ledger import Entry as Line
 from metaquorum.metadata.records import RegisterWorkerRecord
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.kernel.storage import Inode, Storage
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicas import Name, PartitionHistory, ReplicaLog, Role
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.kernel.storage import Inode, Storage
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicas import Name, PartitionHistory, ReplicaLog, Role
 
 _DATA: Final = "/data"
 _OF_UNCLEAN_ELECTIONS: Final = (Reason.UNCLEAN_ELECTION, Reason.LEADER_LOST_IT)

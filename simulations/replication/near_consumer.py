@@ -10,16 +10,16 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_setup import rack_of
-from simulations.cluster.cluster_state import ClusterChecker
-from simulations.harness.client import ClientConnection
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_clients import Read, ReplicaConsumer
-from simulations.replication.replicas import PartitionHistory, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.workloads.consumer import EARLIEST, LATEST
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.cluster.cluster_setup import rack_of
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker
+from metaquorum.simulations.harness.client import ClientConnection
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_clients import Read, ReplicaConsumer
+from metaquorum.simulations.replication.replicas import PartitionHistory, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 _RACKS_SINCE: Final = 11  # Fetch version that has the rack id
 _FETCHES: Final = 12  # most fetches from one replica in a row

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from wire.records.batches import BatchHeader, batches
-from wire.records.records import decode_records
+from metaquorum.wire.records.batches import BatchHeader, batches
+from metaquorum.wire.records.records import decode_records
 
 
 class Kind(Enum):

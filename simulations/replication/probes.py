@@ -8,28 +8,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from dataplane.log.dirs import log_dir
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.local_log import LocalLog
-from dataplane.log.partition_log import AppendResult, PartitionLog
-from dataplane.log.segments.files import DiskFullError
-from dataplane.log.segments.names import LOG, SWAP, file_name, parse_partition_folder
-from dataplane.log.segments.segment import Segment, SegmentState
-from dataplane.maintenance.background_tasks import BackgroundTasks
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.log.dirs import log_dir
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.partition_log import AppendResult, PartitionLog
+from metaquorum.dataplane.log.segments.files import DiskFullError
+from metaquorum.dataplane.log.segments.names import LOG, SWAP, file_name, parse_partition_folder
+from metaquorum.dataplane.log.segments.segment import Segment, SegmentState
+from metaquorum.dataplane.maintenance.background_tasks import BackgroundTasks
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.runtime.interfaces import StorageError
-from simulations.checkers.log_files import naive_segments
-from simulations.kernel.machine import running_on
-from simulations.kernel.mutation import swapped
-from simulations.kernel.storage import Storage
-from simulations.replication.partition_transactions import (
+from metaquorum.simulations.checkers.log_files import naive_segments
+from metaquorum.simulations.kernel.machine import running_on
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.replication.partition_transactions import (
     Kind,
     Stamp,
     marker_stamp,
     stamps_of,
 )
-from simulations.replication.replicas import (
+from metaquorum.simulations.replication.replicas import (
     ClusterHistory,
     Content,
     Entry,
@@ -41,10 +41,10 @@ from simulations.replication.replicas import (
     ReplicaLog,
     Role,
 )
-from wire.primitives.types import ZERO_UUID
-from wire.records.batches import batch_crc, batches, parse_header
-from wire.records.compression import Codec
-from wire.records.records import Record, decode_records
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.records.batches import batch_crc, batches, parse_header
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import Record, decode_records
 
 
 def entries_of(records: Any) -> list[Entry]:

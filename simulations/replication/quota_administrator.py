@@ -10,18 +10,18 @@ from metaquorum.controller.quota_changes import (
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.throttling import DEFAULT, ClientRatesHold
-from wire.messages.alter_client_quotas import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.throttling import DEFAULT, ClientRatesHold
+from metaquorum.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
     EntryData,
     OpData,
 )
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.apis import ApiKey
 
 RATES: Final = (500.0, 2000.0, 10_000.0)
 PERCENTAGES: Final = (None, 0.02, 0.1)

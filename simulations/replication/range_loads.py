@@ -22,19 +22,25 @@ from metaquorum.client.errors import AdminError
 from metaquorum.client.trio_transport import TrioTransport
 from metaquorum.client.values import ConfigResource, OffsetAtTime, ResourceType
 from metaquorum.runtime.interfaces import Runtime, sleep
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.cleanup_clients import CleanupAdministrator
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_clients import ReplicaClient
+from metaquorum.simulations.replication.replicas import (
+    Content,
+    Identity,
+    Name,
+    PartitionHistory,
+    Place,
+)
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 from metaquorum.spark.errors import DataLossError, LoadError
 from metaquorum.spark.gaps import DATA_LOSS, Gap, GapReason
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting, FetchOptions
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.kernel.mutation import swapped
-from simulations.replication.cleanup_clients import CleanupAdministrator
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicas import Content, Identity, Name, PartitionHistory, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 if TYPE_CHECKING:
     import pyarrow as pa

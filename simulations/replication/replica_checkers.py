@@ -11,15 +11,15 @@ from typing import Final
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
-from simulations.cluster.cluster_checkers import (
+from metaquorum.simulations.cluster.cluster_checkers import (
     AnswersHold,
     AnswersInTheirOrder,
     ClusterImagesAreOne,
     ClusterIsOneLog,
     CreatedIsVisible,
 )
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.replication.replicas import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.replication.replicas import (
     FROM_DISK,
     ClusterHistory,
     Entry,
@@ -35,7 +35,7 @@ from simulations.replication.replicas import (
     ends_move,
     hands_over,
 )
-from simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 
 MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN: Final = "unclean.leader.election.enable"

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from metaquorum.controller.features import UpgradeType
 from metaquorum.metadata.records import ELIGIBLE_LEADERS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S, Administrator, ClusterClient
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.loss_checkers import DamageStaysWhereItIs
-from simulations.replication.probes import contents_of, damaged_in, seen_entries
-from simulations.replication.replica_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S, Administrator, ClusterClient
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.loss_checkers import DamageStaysWhereItIs
+from metaquorum.simulations.replication.probes import contents_of, damaged_in, seen_entries
+from metaquorum.simulations.replication.replica_checkers import (
     MIN_ISR,
     UNCLEAN,
     AcknowledgedIsCommitted,
@@ -28,35 +28,35 @@ from simulations.replication.replica_checkers import (
     TimesAreFound,
     TopicsAreTheirOwn,
 )
-from simulations.replication.replicas import Content, Identity, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.throttling import FASTEST, ClientRatesHold, MutesHold
-from simulations.workloads.consumer import EARLIEST, LATEST
-from wire.messages.delete_records import (
+from metaquorum.simulations.replication.replicas import Content, Identity, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.throttling import FASTEST, ClientRatesHold, MutesHold
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.primitives.errors import RETRIABLE, ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.batches import batches, parse_header
-from wire.records.compression import Codec
-from wire.records.records import Record, decode_records, encode_batch
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import batches, parse_header
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import Record, decode_records, encode_batch
 
 TOPIC_IDS_SINCE: Final = 13  # version of Produce, and of Fetch
 BY_NAME: Final = "by name"

@@ -13,28 +13,28 @@ from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from dataplane.log.recovery.checkpoints import decode_offsets, decode_partition_metadata
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets, decode_partition_metadata
+from metaquorum.dataplane.log.segments.names import (
     HIGH_WATERMARK_CHECKPOINT,
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     parse_partition_folder,
 )
-from simulations.checkers.log_files import NaiveBatch, naive_segments
-from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import (
+from metaquorum.simulations.checkers.log_files import NaiveBatch, naive_segments
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.cluster.faults import (
     CLUSTER_FAULTS,
     STOP_WITHIN_S,
     ActiveFault,
     FaultFunction,
     stop_machine,
 )
-from simulations.cluster.supervisor import Supervisor
-from simulations.kernel.storage import Storage
-from simulations.replication.replicas import PartitionHistory, ReplicaLog
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.unregister_fault import unregister
-from wire.records.batches import HEADER_BYTES
+from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.replication.replicas import PartitionHistory, ReplicaLog
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.unregister_fault import unregister
+from metaquorum.wire.records.batches import HEADER_BYTES
 
 DATA: Final = "/data"
 # Time between two repairs of a disk, in which the node runs.

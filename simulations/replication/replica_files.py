@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from dataplane.log.segments.names import parse_partition_folder
-from simulations.checkers.log_files import ScansLogs, naive_segments
-from simulations.cluster.cluster_state import Member
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replica_faults import topic_id_of
-from simulations.replication.replicas import PartitionHistory, ReplicaLog
-from simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
+from metaquorum.simulations.checkers.log_files import ScansLogs, naive_segments
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replica_faults import topic_id_of
+from metaquorum.simulations.replication.replicas import PartitionHistory, ReplicaLog
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 
 _INTERVAL: Final = "index.interval.bytes"
 _INTERVAL_BYTES: Final = 4096  # default

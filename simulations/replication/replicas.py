@@ -30,17 +30,17 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RegisterWorkerRecord, UnregisterWorkerRecord
 from metaquorum.metadata.replay import Replay, replay
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.cluster.voter_group import CLUSTER_ID
-from simulations.kernel.machine import Machine
-from simulations.kernel.storage import Storage
-from simulations.replication.partition_transactions import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.cluster.voter_group import CLUSTER_ID
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.replication.partition_transactions import (
     Kind,
     LogTransactions,
     Stamp,
     transactions_of,
 )
-from wire.records.compression import Codec
+from metaquorum.wire.records.compression import Codec
 
 
 class Place(NamedTuple):

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulations.cluster.cluster_state import ClusterChecker, ClusterSettings, ClusterState
-from simulations.kernel.world import World
-from simulations.replication.replicas import ClusterHistory, PartitionHistory
+from metaquorum.simulations.cluster.cluster_state import (
+    ClusterChecker,
+    ClusterSettings,
+    ClusterState,
+)
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.replicas import ClusterHistory, PartitionHistory
 
 
 @dataclass(slots=True, kw_only=True)

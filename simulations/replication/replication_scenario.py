@@ -17,10 +17,10 @@ from typing import Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
-from dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Runtime
-from simulations.cluster.cluster_setup import (
+from metaquorum.simulations.cluster.cluster_setup import (
     LIVENESS_S,
     compare,
     finish_clients,
@@ -32,56 +32,70 @@ from simulations.cluster.cluster_setup import (
     watched,
     within,
 )
-from simulations.cluster.cluster_state import ClusterChecker
-from simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
-from simulations.cluster.faults import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker
+from metaquorum.simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
+from metaquorum.simulations.cluster.faults import (
     CLUSTER_FAULTS,
     STOP_WITHIN_S,
     FaultFunction,
     calm,
     play_faults,
 )
-from simulations.harness.observing import small_sizes
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.replication.attacker import ReplicaAttacker
-from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS, LastOfEachKeyIsRead
-from simulations.replication.cleanup_clients import CleanupAdministrator, CleanupProducer
-from simulations.replication.loss_checkers import LOSS_CHECKERS, LossesAreRecorded, RecordedWasLost
-from simulations.replication.near_consumer import NEAR_CHECKERS, NearConsumer
-from simulations.replication.probes import watched_replicas
-from simulations.replication.quota_administrator import QuotaAdministrator
-from simulations.replication.range_loads import (
+from metaquorum.simulations.harness.observing import small_sizes
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.attacker import ReplicaAttacker
+from metaquorum.simulations.replication.cleanup_checkers import (
+    CLEANUP_CHECKERS,
+    LastOfEachKeyIsRead,
+)
+from metaquorum.simulations.replication.cleanup_clients import CleanupAdministrator, CleanupProducer
+from metaquorum.simulations.replication.loss_checkers import (
+    LOSS_CHECKERS,
+    LossesAreRecorded,
+    RecordedWasLost,
+)
+from metaquorum.simulations.replication.near_consumer import NEAR_CHECKERS, NearConsumer
+from metaquorum.simulations.replication.probes import watched_replicas
+from metaquorum.simulations.replication.quota_administrator import QuotaAdministrator
+from metaquorum.simulations.replication.range_loads import (
     LOAD_CHECKERS,
     LoadsAdministrator,
     RangeLoader,
     small_arrow_batches,
 )
-from simulations.replication.replica_checkers import (
+from metaquorum.simulations.replication.replica_checkers import (
     REPLICATION_CHECKERS,
     AcknowledgedStays,
     DeliveredOnce,
     TopicsAreTheirOwn,
 )
-from simulations.replication.replica_clients import (
+from metaquorum.simulations.replication.replica_clients import (
     ReplicaAdministrator,
     ReplicaConsumer,
     ReplicaInspector,
     ReplicaProducer,
 )
-from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaFaults
-from simulations.replication.replica_files import (
+from metaquorum.simulations.replication.replica_faults import (
+    DAMAGE_KINDS,
+    REPLICA_KINDS,
+    ReplicaFaults,
+)
+from metaquorum.simulations.replication.replica_files import (
     ReplicaIndexIsScan,
     log_folders,
     scan_replicas,
 )
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_throttles import (
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_throttles import (
     REPLICATION_QUOTA_CHECKERS,
     watched_throttles,
 )
-from simulations.replication.throttle_administrator import ThrottleAdministrator
-from simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
+from metaquorum.simulations.replication.throttle_administrator import ThrottleAdministrator
+from metaquorum.simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
 
 KindsOf: TypeAlias = Callable[[ReplicatedClusterState], Mapping[str, FaultFunction]]
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)

@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataplane.fetch.throttled_reads import ThrottledReads
-from dataplane.partition.partition import Partition
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
-from dataplane.replication.followed_partitions import Followed, FollowedPartitions
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.kernel.mutation import swapped
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.dataplane.fetch.throttled_reads import ThrottledReads
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
+from metaquorum.dataplane.replication.followed_partitions import Followed, FollowedPartitions
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 
 # Responses that may be under way when a quota is exceeded: one of each fetcher.
 UNDER_WAY: Final = 12

@@ -10,16 +10,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dataplane.fetch.reader import replica_of
-from dataplane.handlers.fetch import handler
-from dataplane.network.client import Client
-from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.kernel.mutation import swapped
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.protocol.apis import ApiKey
+from metaquorum.dataplane.fetch.reader import replica_of
+from metaquorum.dataplane.handlers.fetch import handler
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.protocol.apis import ApiKey
 
 SLACK_S: Final = 0.5
 # Rates of workers' clocks relative to the simulation's time (`faults.clock_rate`).

@@ -13,13 +13,13 @@ from typing import Final
 import trio
 
 from metaquorum.runtime.interfaces import Runtime
-from simulations.cluster.cluster_clients import ClusterClient
-from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import ActiveFault, stop_machine
-from simulations.harness.client import BROKEN
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.cluster.cluster_clients import ClusterClient
+from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.cluster.faults import ActiveFault, stop_machine
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.wire.messages.unregister_broker import UnregisterBrokerRequest
+from metaquorum.wire.protocol.apis import ApiKey
 
 # Time beyond two session timeouts: the worker's, and that of a newly active controller.
 PATIENCE_S: Final = 4.0

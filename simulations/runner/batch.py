@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
 from metaquorum.runtime.own_processes import own_command, own_environment
-from simulations.harness.scenario import Scenario
-from simulations.runner.runs import Outcome
-from simulations.scenarios.gates import CI, is_gated
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.runner.runs import Outcome
+from metaquorum.simulations.scenarios.gates import CI, is_gated
 
 # One seed of this many is run twice.
 TWICE_EVERY: Final = 10
@@ -131,7 +131,7 @@ def run_jobs(
 
 
 def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
-    command = [*own_command("simulations"), "work", "--scenario", job.scenario]
+    command = [*own_command("metaquorum.simulations"), "work", "--scenario", job.scenario]
     if job.mutant is not None:
         command += ["--defect", job.mutant]
         command += [] if job.enough is None else ["--enough", str(job.enough)]
@@ -190,7 +190,7 @@ class Player:
 
     def __init__(self, hash_seed: int) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - this very package
-            [*own_command("simulations"), "play"],
+            [*own_command("metaquorum.simulations"), "play"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

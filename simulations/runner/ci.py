@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import click
 
-from simulations.runner.batch import Player
-from simulations.runner.report import Progress, print_findings, summary
-from simulations.runner.schedule import PHASES, Schedule
-from simulations.scenarios.gates import CI, is_gated
-from simulations.scenarios.registry import SCENARIOS
+from metaquorum.simulations.runner.batch import Player
+from metaquorum.simulations.runner.report import Progress, print_findings, summary
+from metaquorum.simulations.runner.schedule import PHASES, Schedule
+from metaquorum.simulations.scenarios.gates import CI, is_gated
+from metaquorum.simulations.scenarios.registry import SCENARIOS
 
 SEEDS_FILE: Final = Path(__file__).parents[1] / "seeds.toml"
 DEFAULT_SECONDS: Final = 600.0

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import click
 
-from simulations.harness.scenario import Scenario
-from simulations.runner.batch import Totals
-from simulations.runner.runs import Outcome
-from simulations.scenarios.gates import CI
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.runner.batch import Totals
+from metaquorum.simulations.runner.runs import Outcome
+from metaquorum.simulations.scenarios.gates import CI
 
 
 class Progress:
@@ -22,7 +22,9 @@ class Progress:
         if outcome.violations:
             name, text = outcome.violations[0]
             click.echo(f"seed {outcome.seed}: {name}: {text}")
-            click.echo(f"    python -m simulations replay {self._scenario.name} {outcome.seed}")
+            click.echo(
+                f"    python -m metaquorum.simulations replay {self._scenario.name} {outcome.seed}"
+            )
         elif self._dots:
             click.echo(".", nl=False)
 
@@ -44,7 +46,8 @@ def print_findings(scenario: Scenario, totals: Totals, missed: Sequence[str]) ->
     for outcome in totals.failures:
         if totals.differs(outcome.seed):
             click.echo(f"seed {outcome.seed}: its trace differs in another process")
-            click.echo(f"    python -m simulations replay {scenario.name} {outcome.seed} --twice")
+            replay = f"replay {scenario.name} {outcome.seed} --twice"
+            click.echo(f"    python -m metaquorum.simulations {replay}")
     for gate in missed:
         click.echo(f"missed gate: {gate}")
 

@@ -5,10 +5,10 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from simulations.checkers.states import checked_states
-from simulations.kernel.world import World
-from simulations.mutants.registry import MUTANTS, mutated
-from simulations.scenarios.registry import SCENARIOS
+from metaquorum.simulations.checkers.states import checked_states
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.mutants.registry import MUTANTS, mutated
+from metaquorum.simulations.scenarios.registry import SCENARIOS
 
 
 @dataclass(slots=True)

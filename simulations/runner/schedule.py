@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from simulations.harness.scenario import Scenario
-from simulations.runner.batch import TWICE_EVERY, Totals
-from simulations.runner.runs import Outcome
-from simulations.scenarios.gates import CiShare
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.runner.batch import TWICE_EVERY, Totals
+from metaquorum.simulations.runner.runs import Outcome
+from metaquorum.simulations.scenarios.gates import CiShare
 
 # Fresh seeds of each scenario that are played even if the time is over.
 FRESH_AT_LEAST: Final = 4

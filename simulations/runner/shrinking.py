@@ -9,9 +9,9 @@ Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002 (
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulations.kernel.trace import Event
-from simulations.kernel.world import World
-from simulations.runner.runs import run_seed
+from metaquorum.simulations.kernel.trace import Event
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.runner.runs import run_seed
 
 MAX_RUNS: Final = 200
 

@@ -4,7 +4,7 @@ A *gate* is an event that must have happened, or a checker that must have compar
 least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. Gates
 apply to runs of at least `CI[scenario].seeds` seeds; `ci` plays that number of first seeds, even if
 the time is over, unless all gates are met by fewer, or by fresh seeds.
-`python -m simulations gates` prints the table.
+`python -m metaquorum.simulations gates` prints the table.
 
 The rarest gates are met by about 4 of 100 seeds with several machines, and by 5 to 20 with one
 machine; a new gate that is rarer needs a workload that meets it more often, or more seeds.

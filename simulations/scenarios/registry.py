@@ -4,32 +4,32 @@ from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Final
 
-from simulations.checkers.all import CHECKERS
-from simulations.checkers.delivery import (
+from metaquorum.simulations.checkers.all import CHECKERS
+from metaquorum.simulations.checkers.delivery import (
     AcknowledgedIsDurable,
     FailedDirectoriesTakeNothing,
     LongPollsAreWoken,
 )
-from simulations.checkers.log_dir_moves import MovesEnd
-from simulations.checkers.metadata import AppliedStays
-from simulations.checkers.retention import RetentionIsDue
-from simulations.cluster.cluster_scenario import CLUSTER
-from simulations.cluster.quorum_scenario import QUORUM
-from simulations.cluster.rebuilt_voter import REBUILT_VOTER
-from simulations.faults.device_faults import FAILING_LOG
-from simulations.groups.groups_scenario import GROUPS
-from simulations.groups.throttled_members import THROTTLED_MEMBERS
-from simulations.groups.upgrade_scenario import UPGRADES
-from simulations.harness.environment import Checker, Environment, Settings, draw_settings
-from simulations.harness.observing import small_sizes, watched, watched_retirement
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.moves.moves_scenario import MOVING_PARTITIONS
-from simulations.moves.moving_dirs_scenario import MOVING_DIRS
-from simulations.moves.plans_scenario import PLANNED_MOVES
-from simulations.moves.upgraded_moves_scenario import UPGRADED_MOVES
-from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.checkers.log_dir_moves import MovesEnd
+from metaquorum.simulations.checkers.metadata import AppliedStays
+from metaquorum.simulations.checkers.retention import RetentionIsDue
+from metaquorum.simulations.cluster.cluster_scenario import CLUSTER
+from metaquorum.simulations.cluster.quorum_scenario import QUORUM
+from metaquorum.simulations.cluster.rebuilt_voter import REBUILT_VOTER
+from metaquorum.simulations.faults.device_faults import FAILING_LOG
+from metaquorum.simulations.groups.groups_scenario import GROUPS
+from metaquorum.simulations.groups.throttled_members import THROTTLED_MEMBERS
+from metaquorum.simulations.groups.upgrade_scenario import UPGRADES
+from metaquorum.simulations.harness.environment import Checker, Environment, Settings, draw_settings
+from metaquorum.simulations.harness.observing import small_sizes, watched, watched_retirement
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.moves.moves_scenario import MOVING_PARTITIONS
+from metaquorum.simulations.moves.moving_dirs_scenario import MOVING_DIRS
+from metaquorum.simulations.moves.plans_scenario import PLANNED_MOVES
+from metaquorum.simulations.moves.upgraded_moves_scenario import UPGRADED_MOVES
+from metaquorum.simulations.replication.crossings import INTERLEAVINGS_SCENARIO
+from metaquorum.simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
     DAMAGED_REPLICAS,
     HELD_UP_WRITERS,
@@ -38,12 +38,12 @@ from simulations.replication.replication_scenario import (
     THROTTLED_REPLICAS,
     THROTTLED_REPLICATION,
 )
-from simulations.single_node.narrow import narrow
-from simulations.single_node.quotas import QUOTAS
-from simulations.single_node.run import play
-from simulations.transactions.forged_producers import FORGED_PRODUCERS
-from simulations.transactions.transactions_scenario import TRANSACTIONS
-from wire.records.records import Codec
+from metaquorum.simulations.single_node.narrow import narrow
+from metaquorum.simulations.single_node.quotas import QUOTAS
+from metaquorum.simulations.single_node.run import play
+from metaquorum.simulations.transactions.forged_producers import FORGED_PRODUCERS
+from metaquorum.simulations.transactions.transactions_scenario import TRANSACTIONS
+from metaquorum.wire.records.records import Codec
 
 
 def _single_node(

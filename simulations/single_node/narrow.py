@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final, NamedTuple
 
-from simulations.harness.environment import Settings
-from wire.records.records import Codec
+from metaquorum.simulations.harness.environment import Settings
+from metaquorum.wire.records.records import Codec
 
 # Share of the seeds of a scenario that has narrow worlds.
 SHARE: Final = 0.2

@@ -13,16 +13,16 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
 )
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.metadata.quota_lookup import CLIENT_ID, REQUEST_PERCENTAGE, USER
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime
-from simulations.checkers.quotas import (
+from metaquorum.simulations.checkers.quotas import (
     ANY,
     QUOTA_CHECKERS,
     ChangesHold,
@@ -35,25 +35,25 @@ from simulations.checkers.quotas import (
     RuleApplies,
     resolved,
 )
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.node import NodeOnMachine
-from simulations.harness.scenario import Scenario
-from simulations.kernel.clock import THREAD_PIECE_CPU_S
-from simulations.kernel.comparing import Comparing
-from simulations.kernel.world import World
-from wire.messages.alter_client_quotas import (
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.node import NodeOnMachine
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.clock import THREAD_PIECE_CPU_S
+from metaquorum.simulations.kernel.comparing import Comparing
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
     EntryData,
     OpData,
 )
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
-from wire.records.records import Codec, Record, batches, encode_batch
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.records.records import Codec, Record, batches, encode_batch
 
 C = TypeVar("C", bound=Comparing)
 Entity: TypeAlias = tuple[str | None, str | None]  # user and client id

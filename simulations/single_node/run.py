@@ -11,33 +11,33 @@ from typing import Final
 
 import trio
 
-from dataplane.log.recovery.checkpoints import decode_offsets
-from dataplane.log.segments.names import LOG_START_CHECKPOINT
+from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets
+from metaquorum.dataplane.log.segments.names import LOG_START_CHECKPOINT
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.runtime import Runtime
-from simulations.checkers.log_files import (
+from metaquorum.simulations.checkers.log_files import (
     IndexIsScan,
     RetentionLeavesTheActive,
     naive_segments,
 )
-from simulations.checkers.metadata import AppliedStays, ImageIsFold
-from simulations.faults.device_faults import DEVICE_FAULTS
-from simulations.faults.node_faults import FAULTS, FaultContext
-from simulations.harness.environment import NODE, PORT, Environment
-from simulations.harness.history import PartitionOf
-from simulations.harness.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
-from simulations.kernel.machine import Fate
-from simulations.kernel.storage import Storage
-from simulations.workloads.admin import Admin
-from simulations.workloads.audit import Auditor, Overseer
-from simulations.workloads.consumer import Consumer
-from simulations.workloads.disk_mover import DiskMover, MoveInspector
-from simulations.workloads.hostile import Hostile, Liar, Prober
-from simulations.workloads.long_poller import LongPoller
-from simulations.workloads.producer import Producer
-from simulations.workloads.session_consumer import SessionConsumer
+from metaquorum.simulations.checkers.metadata import AppliedStays, ImageIsFold
+from metaquorum.simulations.faults.device_faults import DEVICE_FAULTS
+from metaquorum.simulations.faults.node_faults import FAULTS, FaultContext
+from metaquorum.simulations.harness.environment import NODE, PORT, Environment
+from metaquorum.simulations.harness.history import PartitionOf
+from metaquorum.simulations.harness.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
+from metaquorum.simulations.kernel.machine import Fate
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.workloads.admin import Admin
+from metaquorum.simulations.workloads.audit import Auditor, Overseer
+from metaquorum.simulations.workloads.consumer import Consumer
+from metaquorum.simulations.workloads.disk_mover import DiskMover, MoveInspector
+from metaquorum.simulations.workloads.hostile import Hostile, Liar, Prober
+from metaquorum.simulations.workloads.long_poller import LongPoller
+from metaquorum.simulations.workloads.producer import Producer
+from metaquorum.simulations.workloads.session_consumer import SessionConsumer
 
 # Virtual time after the faults within which all producers must be done.
 CLIENTS_LIMIT_S: Final = 120.0

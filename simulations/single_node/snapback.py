@@ -1,10 +1,11 @@
 """Send rate of a throttled producer in virtual time, which is comb-shaped: counts and a plot.
 
-    python -m simulations.single_node.snapback docs/images/snapback.svg
+    python -m metaquorum.simulations.single_node.snapback docs/images/snapback.svg
 
 A producer that always has another record sends one at a time and waits for the throttle time. The
-throttle time comes from the code that workers run (`dataplane.quotas.rate_window`); a test compares
-the result with a whole node. The plot needs matplotlib: pip install 'metaquorum[plot]'.
+throttle time comes from the code that workers run (`metaquorum.dataplane.quotas.rate_window`); a
+test compares the result with a whole node. The plot needs matplotlib: pip install
+'metaquorum[plot]'.
 """
 
 import sys
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dataplane.quotas.rate_window import RateWindow
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 
 
 @dataclass(frozen=True, slots=True)

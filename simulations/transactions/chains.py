@@ -11,41 +11,41 @@ from random import Random
 from typing import Any, Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.group_clients import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.group_clients import (
     PROTOCOL,
     PROTOCOL_TYPE,
     decoded_places,
     encoded_names,
     encoded_places,
 )
-from simulations.harness.client import BROKEN
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.replication_scenario import AnyClient
-from simulations.transactions.transaction_checkers import (
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.replication_scenario import AnyClient
+from metaquorum.simulations.transactions.transaction_checkers import (
     CommittedIsShown,
     PositionsAreCommitted,
 )
-from simulations.transactions.transaction_history import Transaction
-from simulations.transactions.transactional_clients import (
+from metaquorum.simulations.transactions.transaction_history import Transaction
+from metaquorum.simulations.transactions.transactional_clients import (
     CrashError,
     RefusedError,
     TransactionalClient,
 )
-from simulations.workloads.consumer import LATEST
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.offset_fetch import (
+from metaquorum.simulations.workloads.consumer import LATEST
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.schema.message import Message
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.schema.message import Message
 
 INPUT: Final = "input"
 OUTPUT: Final = "output"

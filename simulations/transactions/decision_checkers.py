@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.replication.partition_transactions import Kind, Stamp
-from simulations.replication.replicas import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.replication.partition_transactions import Kind, Stamp
+from metaquorum.simulations.replication.replicas import (
     Entry,
     Name,
     PartitionHistory,
@@ -20,14 +20,14 @@ from simulations.replication.replicas import (
     ReplicaLog,
     Role,
 )
-from simulations.transactions.coordinator_records import (
+from metaquorum.simulations.transactions.coordinator_records import (
     BEFORE,
     StateValue,
     Status,
     decode_state,
     transactional_id_of,
 )
-from simulations.transactions.transaction_checkers import TransactionChecker
+from metaquorum.simulations.transactions.transaction_checkers import TransactionChecker
 
 
 @dataclass(slots=True, eq=False)

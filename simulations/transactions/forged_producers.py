@@ -19,13 +19,13 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.cluster.fault_plan import draw_faults, without
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.scenario import Scenario
-from simulations.kernel.world import World
-from simulations.replication.replica_checkers import TopicsAreTheirOwn, WatchingChecker
-from simulations.replication.replica_clients import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.cluster.fault_plan import draw_faults, without
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.replica_checkers import TopicsAreTheirOwn, WatchingChecker
+from metaquorum.simulations.replication.replica_clients import (
     ALL,
     BY_NAME,
     TOPIC_IDS_SINCE,
@@ -33,32 +33,39 @@ from simulations.replication.replica_clients import (
     ReplicaProducer,
     SentBatch,
 )
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import (
     AnyClient,
     Clients,
     play_settings,
     replication_clients,
 )
-from simulations.replication.replication_scenario import draw_settings as draw_replication
-from simulations.transactions.transaction_administrators import PLAIN
-from simulations.transactions.transaction_faults import fault_kinds
-from simulations.transactions.transactional_clients import CrashError, RefusedError
-from simulations.transactions.transactional_producers import TransactionalProducer
-from simulations.transactions.transactions_scenario import (
+from metaquorum.simulations.replication.replication_scenario import (
+    draw_settings as draw_replication,
+)
+from metaquorum.simulations.transactions.transaction_administrators import PLAIN
+from metaquorum.simulations.transactions.transaction_faults import fault_kinds
+from metaquorum.simulations.transactions.transactional_clients import CrashError, RefusedError
+from metaquorum.simulations.transactions.transactional_producers import TransactionalProducer
+from metaquorum.simulations.transactions.transactions_scenario import (
     ALL_CHECKERS,
     clients_of_transactions,
     draw_transactions,
     small_internal_topics,
 )
-from simulations.transactions.transactions_scenario import draw_settings as draw_transactional
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
-from wire.records.batches import parse_header
-from wire.records.records import Record, encode_batch
+from metaquorum.simulations.transactions.transactions_scenario import (
+    draw_settings as draw_transactional,
+)
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import parse_header
+from metaquorum.wire.records.records import Record, encode_batch
 
 IDEMPOTENT: Final = 0.5  # share of worlds
 FORGERS: Final = (1, 2)

@@ -10,27 +10,32 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.transaction.configs import TransactionConfigs
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.coordinators.transaction.transaction_shard import PARTITION_BYTES, id_bytes
+from metaquorum.dataplane.coordinators.transaction.configs import TransactionConfigs
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import (
+    PARTITION_BYTES,
+    id_bytes,
+)
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.groups.budget_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.groups.budget_checkers import (
     BudgetsCountAll,
     BudgetsHaveRoom,
     settled_worker,
 )
-from simulations.harness.client import BROKEN
-from simulations.kernel.mutation import swapped
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.transactional_clients import (
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.transactional_clients import (
     OF_TRANSACTIONS,
     CrashError,
     TransactionalClient,
 )
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 HOARDERS: Final = 0.2  # share of the worlds with hoarders
 MOST_HOARDERS: Final = 2

@@ -5,18 +5,25 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.harness.client import ClientConnection
-from simulations.replication.partition_transactions import Aborted, stable_view
-from simulations.replication.probes import records_of
-from simulations.replication.replica_clients import TOPIC_IDS_SINCE, ReplicaReader, WanderingReader
-from simulations.replication.replicas import Entry, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.transaction_checkers import AbortedIsLeftOut, CommittedIsShown
-from simulations.workloads.consumer import EARLIEST, LATEST
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.batches import batches
+from metaquorum.simulations.harness.client import ClientConnection
+from metaquorum.simulations.replication.partition_transactions import Aborted, stable_view
+from metaquorum.simulations.replication.probes import records_of
+from metaquorum.simulations.replication.replica_clients import (
+    TOPIC_IDS_SINCE,
+    ReplicaReader,
+    WanderingReader,
+)
+from metaquorum.simulations.replication.replicas import Entry, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.transaction_checkers import (
+    AbortedIsLeftOut,
+    CommittedIsShown,
+)
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import batches
 
 READ_COMMITTED: Final = 1
 _ISOLATION_SINCE: Final = 2  # version of ListOffsets

@@ -4,45 +4,45 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from dataplane.coordinators.transaction.transaction import MAX_EPOCH
 from metaquorum.controller.features import UpgradeType
+from metaquorum.dataplane.coordinators.transaction.transaction import MAX_EPOCH
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.replication.cleanup_clients import CleanupAdministrator
-from simulations.replication.replica_checkers import MIN_ISR
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.replication.replication_scenario import AnyClient
-from simulations.transactions.chains import INPUT, OUTPUT, ChainMember, read_positions
-from simulations.transactions.transaction_checkers import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.replication.cleanup_clients import CleanupAdministrator
+from metaquorum.simulations.replication.replica_checkers import MIN_ISR
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.replication.replication_scenario import AnyClient
+from metaquorum.simulations.transactions.chains import INPUT, OUTPUT, ChainMember, read_positions
+from metaquorum.simulations.transactions.transaction_checkers import (
     AllOrNothing,
     CommittedIsShown,
     ExactlyOnce,
     SumIsTheSame,
     TransactionsEnd,
 )
-from simulations.transactions.transactional_clients import (
+from metaquorum.simulations.transactions.transactional_clients import (
     TRANSACTION_VERSION,
     CrashError,
     RefusedError,
     TransactionalClient,
 )
-from simulations.transactions.transactional_producers import ACCOUNTS
-from simulations.workloads.consumer import EARLIEST, LATEST
-from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from wire.messages.describe_transactions import DescribeTransactionsRequest
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.messages.list_transactions import ListTransactionsRequest
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.messages.write_txn_markers import (
+from metaquorum.simulations.transactions.transactional_producers import ACCOUNTS
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST
+from metaquorum.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from metaquorum.wire.messages.describe_transactions import DescribeTransactionsRequest
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.messages.list_transactions import ListTransactionsRequest
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 PLAIN: Final = "plain"
 COMPACTED: Final = "compacted"

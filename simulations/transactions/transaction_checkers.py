@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
-from simulations.cluster.cluster_state import ClusterChecker, ClusterState
-from simulations.replication.partition_transactions import Kind
-from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicas import Entry, Name, PartitionHistory, Place
-from simulations.transactions.transaction_history import (
+from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
+from metaquorum.simulations.replication.partition_transactions import Kind
+from metaquorum.simulations.replication.replica_checkers import WatchingChecker
+from metaquorum.simulations.replication.replicas import Entry, Name, PartitionHistory, Place
+from metaquorum.simulations.transactions.transaction_history import (
     Fence,
     Outcome,
     Producer,
     Transaction,
     TransactionHistory,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 Found = Mapping[Place, Sequence[tuple[int, bytes]]]  # offsets and values
 

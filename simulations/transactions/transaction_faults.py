@@ -13,18 +13,18 @@ from typing import Final
 
 import trio
 
-from dataplane.coordinators.partitioning import partition_of
 from metaquorum.controller import elect_leaders
+from metaquorum.dataplane.coordinators.partitioning import partition_of
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.runtime.interfaces import Runtime
-from simulations.cluster.faults import ActiveFault, FaultFunction, delayed
-from simulations.kernel.mutation import swapped
-from simulations.replication.crossing_faults import REPLICATED, Interleaving
-from simulations.replication.replica_faults import ReplicaFaults
-from simulations.replication.replicas import PartitionHistory, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.transaction_checkers import TransactionsEnd
-from simulations.transactions.transactional_clients import (
+from metaquorum.simulations.cluster.faults import ActiveFault, FaultFunction, delayed
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.replication.crossing_faults import REPLICATED, Interleaving
+from metaquorum.simulations.replication.replica_faults import ReplicaFaults
+from metaquorum.simulations.replication.replicas import PartitionHistory, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.transaction_checkers import TransactionsEnd
+from metaquorum.simulations.transactions.transactional_clients import (
     CrashError,
     RefusedError,
     TransactionalClient,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicas import Place
 
 
 class Producer(NamedTuple):

@@ -15,48 +15,48 @@ from random import Random
 from typing import Any, Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_checkers import AnswersInTheirOrder
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN, ClientConnection, connect
-from simulations.replication.replica_checkers import (
+from metaquorum.simulations.cluster.cluster_checkers import AnswersInTheirOrder
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection, connect
+from metaquorum.simulations.replication.replica_checkers import (
     AcknowledgedIsCommitted,
     AcknowledgedStays,
     SyncedIsKept,
 )
-from simulations.replication.replica_clients import TOPIC_IDS_SINCE
-from simulations.replication.replicas import Content, Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.stable_reads import StableReader
-from simulations.transactions.transaction_checkers import (
+from metaquorum.simulations.replication.replica_clients import TOPIC_IDS_SINCE
+from metaquorum.simulations.replication.replicas import Content, Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.stable_reads import StableReader
+from metaquorum.simulations.transactions.transaction_checkers import (
     CommittedIsShown,
     EpochsAreGivenOnce,
     ZombiesAreRefused,
 )
-from simulations.transactions.transaction_history import (
+from metaquorum.simulations.transactions.transaction_history import (
     Outcome,
     Producer,
     Transaction,
     TransactionHistory,
 )
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
 )
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from wire.primitives.errors import RETRIABLE, ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
+from metaquorum.wire.schema.message import Message
 
 TRANSACTION_VERSION: Final = "transaction.version"
 BUMPS: Final = 2  # level at which each transaction has its own producer epoch

@@ -9,21 +9,21 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.cluster.cluster_clients import RETRY_S
-from simulations.harness.client import BROKEN
-from simulations.replication.replica_checkers import AcknowledgedStays
-from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.transaction_history import Producer, Transaction
-from simulations.transactions.transactional_clients import (
+from metaquorum.simulations.cluster.cluster_clients import RETRY_S
+from metaquorum.simulations.harness.client import BROKEN
+from metaquorum.simulations.replication.replica_checkers import AcknowledgedStays
+from metaquorum.simulations.replication.replicas import Place
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.transaction_history import Producer, Transaction
+from metaquorum.simulations.transactions.transactional_clients import (
     BUMPS,
     CrashError,
     RefusedError,
     TransactionalClient,
 )
-from wire.messages.end_txn import EndTxnRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 ACCOUNTS: Final = "accounts"
 KEYS: Final = 3

@@ -17,45 +17,48 @@ from typing import Any, Final
 
 from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
-from simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
-from simulations.harness.scenario import Scenario
-from simulations.kernel.mutation import swapped
-from simulations.kernel.world import World
-from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
-from simulations.replication.replica_clients import ReplicaConsumer
-from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
-from simulations.replication.replication_scenario import (
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from metaquorum.simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
+from metaquorum.simulations.harness.scenario import Scenario
+from metaquorum.simulations.kernel.mutation import swapped
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.cleanup_checkers import CLEANUP_CHECKERS
+from metaquorum.simulations.replication.replica_clients import ReplicaConsumer
+from metaquorum.simulations.replication.replicated_cluster import (
+    ReplicatedClusterState,
+    ReplicationSettings,
+)
+from metaquorum.simulations.replication.replication_scenario import (
     CHECKERS,
     AnyClient,
     Clients,
     draw_cleaned_settings,
     play_settings,
 )
-from simulations.transactions.chains import INPUT, ChainMember
-from simulations.transactions.decision_checkers import DECISION_CHECKERS
-from simulations.transactions.id_hoarders import (
+from metaquorum.simulations.transactions.chains import INPUT, ChainMember
+from metaquorum.simulations.transactions.decision_checkers import DECISION_CHECKERS
+from metaquorum.simulations.transactions.id_hoarders import (
     HOARDERS,
     MOST_HOARDERS,
     hoarders,
     small_budget,
 )
-from simulations.transactions.stable_reads import StableConsumer
-from simulations.transactions.transaction_administrators import (
+from metaquorum.simulations.transactions.stable_reads import StableConsumer
+from metaquorum.simulations.transactions.transaction_administrators import (
     COMPACTED,
     EXPIRING,
     PLAIN,
     Auditor,
     TransactionAdministrator,
 )
-from simulations.transactions.transaction_checkers import TRANSACTION_CHECKERS
-from simulations.transactions.transaction_faults import (
+from metaquorum.simulations.transactions.transaction_checkers import TRANSACTION_CHECKERS
+from metaquorum.simulations.transactions.transaction_faults import (
     SLOW_WORKERS,
     VERIFIED_BEFORE_LOSS,
     fault_kinds,
     unclean_internal_topics,
 )
-from simulations.transactions.transactional_producers import (
+from metaquorum.simulations.transactions.transactional_producers import (
     TransactionalProducer,
     TransferringProducer,
 )

@@ -5,21 +5,21 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.checkers.configs import ConfigsStay
-from simulations.checkers.metadata import AcknowledgedChangesStay
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Topic
-from simulations.workloads.changes import Changes, topic_ids
-from wire.messages.create_topics import (
+from metaquorum.simulations.checkers.configs import ConfigsStay
+from metaquorum.simulations.checkers.metadata import AcknowledgedChangesStay
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Topic
+from metaquorum.simulations.workloads.changes import Changes, topic_ids
+from metaquorum.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.metadata import MetadataRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 RETRY_S: Final = 0.1
 DELETE_TIMEOUT_MS: Final = 5000

@@ -3,13 +3,13 @@
 import trio
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.checkers.deletion import DeletedStaysDeleted
-from simulations.checkers.delivery import SessionsDeliverEverything
-from simulations.checkers.log_files import LookupsFindEverything
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Final, PartitionOf, Read, Topic
-from simulations.workloads.consumer import (
+from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
+from metaquorum.simulations.checkers.delivery import SessionsDeliverEverything
+from metaquorum.simulations.checkers.log_files import LookupsFindEverything
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Final, PartitionOf, Read, Topic
+from metaquorum.simulations.workloads.consumer import (
     EARLIEST,
     LATEST,
     Asked,
@@ -18,14 +18,14 @@ from simulations.workloads.consumer import (
     list_offset,
     take_records,
 )
-from simulations.workloads.session_consumer import SessionConsumer
-from wire.messages.list_offsets import (
+from metaquorum.simulations.workloads.session_consumer import SessionConsumer
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 # Virtual seconds after the last fault within which everything must be readable.
 LIVENESS_S = 60.0

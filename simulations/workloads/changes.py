@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final
 
-from simulations.checkers.configs import (
+from metaquorum.simulations.checkers.configs import (
     ALL_WORKERS,
     TOPIC,
     WORKER,
@@ -11,26 +11,32 @@ from simulations.checkers.configs import (
     ConfigsStay,
     Resource,
 )
-from simulations.checkers.deletion import DeletedStaysDeleted
-from simulations.checkers.metadata import AcknowledgedChangesStay
-from simulations.harness.client import ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Topic
-from simulations.workloads.consumer import EARLIEST, LATEST, list_offset
-from wire.messages import alter_configs, incremental_alter_configs
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.delete_records import (
+from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
+from metaquorum.simulations.checkers.metadata import AcknowledgedChangesStay
+from metaquorum.simulations.harness.client import ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Topic
+from metaquorum.simulations.workloads.consumer import EARLIEST, LATEST, list_offset
+from metaquorum.wire.messages import alter_configs, incremental_alter_configs
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.metadata import MetadataRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 
 TIMEOUT_MS: Final = 5000
 NODE_ID: Final = "1"

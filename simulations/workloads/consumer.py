@@ -6,19 +6,19 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Fetched, PartitionOf, Read, Topic
-from simulations.workloads.producer import DELETED
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.list_offsets import (
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Fetched, PartitionOf, Read, Topic
+from metaquorum.simulations.workloads.producer import DELETED
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.protocol.apis import ApiKey
-from wire.records.records import BatchState, Record, batches, decode_records, scan
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import BatchState, Record, batches, decode_records, scan
 
 RETRY_S: Final = 0.05
 # Probability that a consumer seeks back: it must read the same records again.

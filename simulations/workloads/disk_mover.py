@@ -6,19 +6,19 @@ from typing import Final
 import trio
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.checkers.log_dir_moves import MovesEnd
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Topic
-from simulations.harness.node import LOG_DIRS
-from wire.messages.alter_replica_log_dirs import (
+from metaquorum.simulations.checkers.log_dir_moves import MovesEnd
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Topic
+from metaquorum.simulations.harness.node import LOG_DIRS
+from metaquorum.wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
 )
-from wire.messages.describe_log_dirs import DescribeLogDirsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 RETRY_S: Final = 0.1
 # Virtual seconds after the last fault within which all moves end: at the lowest rate of these

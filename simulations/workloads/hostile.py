@@ -7,20 +7,20 @@ from typing import Any, Final
 import trio
 
 from metaquorum.runtime import Connection, Runtime, sleep
-from simulations.checkers.protocol import (
+from metaquorum.simulations.checkers.protocol import (
     AnnouncedIsServed,
     GarbageEndsItsConnection,
     LiesAreRefused,
 )
-from simulations.harness.client import BROKEN, ClientConnection, draw_versions
-from simulations.harness.environment import Environment
-from simulations.workloads.lying_batches import LIES, lying_batch
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import WireError
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_request
-from wire.schema.message import Message
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection, draw_versions
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.workloads.lying_batches import LIES, lying_batch
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.schema.message import Message
 
 ENDS_WITHIN_S: Final = 15.0
 _PAUSE_S: Final = 0.1

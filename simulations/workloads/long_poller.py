@@ -9,13 +9,13 @@ from random import Random
 from typing import Any, Final
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.checkers.delivery import LongPollsAreWoken
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import PartitionOf, Topic
-from simulations.workloads.consumer import RETRY_S, Asked, end_of, take_records
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.protocol.apis import ApiKey
+from metaquorum.simulations.checkers.delivery import LongPollsAreWoken
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import PartitionOf, Topic
+from metaquorum.simulations.workloads.consumer import RETRY_S, Asked, end_of, take_records
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.protocol.apis import ApiKey
 
 WAIT_S: Final = 5.0
 # A record acknowledged longer than this before the response should have ended the wait.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from wire.primitives.errors import ErrorCode
-from wire.primitives.varint import write_varint
-from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.records.compression import Codec, compress
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.varint import write_varint
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from metaquorum.wire.records.compression import Codec, compress
+from metaquorum.wire.records.records import Record, encode_batch
 
 _Lie = Callable[[Random, bytearray], bytes]
 

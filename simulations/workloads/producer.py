@@ -12,15 +12,15 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Attempt, PartitionOf, Topic
-from simulations.workloads.lying_batches import wrong_max_timestamp
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import RETRIABLE, ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Codec, Record, encode_batch
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Attempt, PartitionOf, Topic
+from metaquorum.simulations.workloads.lying_batches import wrong_max_timestamp
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
 # Seconds after which a producer gives up a partition that damage may have taken offline.

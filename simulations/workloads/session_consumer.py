@@ -8,10 +8,10 @@ from random import Random
 from typing import Any, Final
 
 from metaquorum.runtime import Runtime, sleep
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import PartitionOf, Topic
-from simulations.workloads.consumer import (
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import PartitionOf, Topic
+from metaquorum.simulations.workloads.consumer import (
     EARLIEST,
     LOST,
     RETRY_S,
@@ -20,9 +20,9 @@ from simulations.workloads.consumer import (
     list_offset,
     take_records,
 )
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 SESSIONS_SINCE: Final = 7
 _TOPIC_IDS_SINCE: Final = 13

@@ -5,16 +5,16 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime import Runtime
-from simulations.checkers.delivery import FailedDirectoriesTakeNothing
-from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Environment
-from simulations.harness.history import Attempt, Topic
-from simulations.harness.node import log_folder
-from simulations.kernel.disk import DiskFaults
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
+from metaquorum.simulations.checkers.delivery import FailedDirectoriesTakeNothing
+from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.environment import Environment
+from metaquorum.simulations.harness.history import Attempt, Topic
+from metaquorum.simulations.harness.node import log_folder
+from metaquorum.simulations.kernel.disk import DiskFaults
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 
 NAME: Final = "rows"
 _TOPIC_IDS_SINCE: Final = 13

@@ -14,19 +14,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos.links import HOST, Link, Links
-from tests.clusters import Cluster
-from tests.nodes import Node, free_port, wait_until
-from wire.messages.describe_quorum import (
+from metaquorum.wire.messages.describe_quorum import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumTopic,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponsePartition
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.schema.message import Message
+from metaquorum.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponsePartition,
+)
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.schema.message import Message
+from tests.chaos.links import HOST, Link, Links
+from tests.clusters import Cluster
+from tests.nodes import Node, free_port, wait_until
 
 NUMBERS: Final = (1, 2, 3)
 SAFE_DOWNGRADE: Final = 2

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from metaquorum.wire.records.batches import batches
 from tests.chaos import transfers
 from tests.chaos.load import Load, Place, check_kept, read_all, usual_senders
 from tests.chaos.machines import NUMBERS, SETTINGS, Machines
 from tests.nodes import unique
-from wire.records.batches import batches
 
 PARTITIONS: Final = 6
 TRANSACTION_VERSIONS: Final = (0, 1, 2)

@@ -20,7 +20,7 @@ def test_demo_kills_a_node_and_loses_nothing(tmp_path: Path) -> None:
     text.write_text("".join(f"line {number}\n" for number in range(50)))
     binary.write_bytes(os.urandom(3_000_000))
     done = subprocess.run(
-        [sys.executable, "-m", "cli.demo", text, binary],
+        [sys.executable, "-m", "metaquorum.cli.demo", text, binary],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from cli.admin.main import main as mq_admin
-from cli.common.empty_values import takes_text
-from cli.load.main import main as mq_load
-from cli.server.main import main as mq_server
+from metaquorum.cli.admin.main import main as mq_admin
+from metaquorum.cli.common.empty_values import takes_text
+from metaquorum.cli.load.main import main as mq_load
+from metaquorum.cli.server.main import main as mq_server
 from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin.running import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique

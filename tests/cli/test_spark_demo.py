@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_the_demo_loads_each_record_once(spark_options: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.spark_demo"],
+        [sys.executable, "-m", "metaquorum.cli.spark_demo"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), OPTIONS: spark_options},
         capture_output=True,

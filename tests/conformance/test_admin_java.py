@@ -203,7 +203,10 @@ def test_levels_of_loggers(node: Peer, kafka_tool: KafkaTool) -> None:
     """Also of packages. Unknown loggers and levels are refused, and the root keeps a level."""
     loggers = ("--entity-type", "broker-loggers", "--entity-name", 1)
     alter = ("configs", *at(node), "--alter", *loggers)
-    package, module = "dataplane.log.recovery", "dataplane.log.recovery.recovery"
+    package, module = (
+        "metaquorum.dataplane.log.recovery",
+        "metaquorum.dataplane.log.recovery.recovery",
+    )
 
     def level(name: str) -> str:
         return described(kafka_tool, node, *loggers)[name].split()[0]

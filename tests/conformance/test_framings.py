@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.conformance.clients import CLIENTS, Client, create
 from tests.conformance.other_languages.programs import go_program
 from tests.conformance.other_languages.test_admin import seen_by
@@ -20,9 +23,6 @@ from tests.conftest import KafkaTool
 from tests.hostile.honest import Client as RawClient
 from tests.nodes import Peer, elsewhere, unique
 from tests.wire.records.framings import FRAMINGS, REFUSED
-from wire.primitives.errors import ErrorCode
-from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.records.records import Record, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka accepts what clients do not read")
 COUNT = 3

@@ -11,12 +11,12 @@ import confluent_kafka
 import kafka.errors
 import pytest
 
-from simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
+from metaquorum.simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.conformance.clients import CLIENTS, CODECS, Aiokafka, Client, KafkaPython, Record, create
 from tests.hostile.honest import Client as RawClient
 from tests.nodes import PATIENCE_S, Peer, elsewhere, unique
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.protocol.apis import ApiKey
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS

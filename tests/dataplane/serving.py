@@ -15,31 +15,37 @@ from typing import Any, ParamSpec
 
 import trio
 
-from dataplane.network.listeners import client_listeners, replicating
-from dataplane.node import Node
-from dataplane.node_config import NodeConfig
-from dataplane.partition.partition import Partition
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.network.listeners import client_listeners, replicating
+from metaquorum.dataplane.node import Node
+from metaquorum.dataplane.node_config import NodeConfig
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.runtime import Buffer, Clock, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.system import RealDisk, RealFile, real_runtime
-from simulations.harness.node import INLINE_APPEND_BYTES, NodeOnMachine
-from simulations.kernel.clock import EPOCH_S
-from simulations.kernel.world import World
-from tests.nodes import PATIENCE_S
-from wire.messages.create_topics import (
+from metaquorum.simulations.harness.node import INLINE_APPEND_BYTES, NodeOnMachine
+from metaquorum.simulations.kernel.clock import EPOCH_S
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.records.records import Record, batches, decode_records, encode_batch, parse_header
-from wire.schema.message import Message
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.records.records import (
+    Record,
+    batches,
+    decode_records,
+    encode_batch,
+    parse_header,
+)
+from metaquorum.wire.schema.message import Message
+from tests.nodes import PATIENCE_S
 
 P = ParamSpec("P")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.node import Node, NodeError
+from metaquorum.dataplane.node import Node, NodeError
 from metaquorum.runtime import Runtime
 from metaquorum.runtime.system import real_runtime
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     FaultyDisk,
     RawClient,
@@ -21,8 +23,6 @@ from tests.dataplane.serving import (
     serving,
 )
 from tests.nodes import needs_ipv6
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 @in_trio
@@ -88,7 +88,7 @@ def test_a_stop_says_what_it_waits_for_and_leaves_a_clean_mark(
             assert await poller.is_closed()
         assert (tmp_path / ".kafka_cleanshutdown").exists()
 
-    with caplog.at_level(logging.INFO, logger="dataplane"):
+    with caplog.at_level(logging.INFO, logger="metaquorum.dataplane"):
         test()
     assert any("stopping" in record.getMessage() for record in caplog.records)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dataplane.log.segments.files import LEAST_OPEN_FILES
-from dataplane.node_config import NodeConfig
+from metaquorum.dataplane.log.segments.files import LEAST_OPEN_FILES
+from metaquorum.dataplane.node_config import NodeConfig
 
 
 def config(open_files: int | None, directories: int) -> NodeConfig:

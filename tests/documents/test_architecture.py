@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import trio
 
+from metaquorum.wire.records.records import Codec
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import batch_of, in_trio, serving
 from tests.nodes import ROOT
-from wire.records.records import Codec
 
 DOCUMENT = ROOT / "docs" / "ARCHITECTURE.md"
 TEXT = DOCUMENT.read_text()
@@ -72,9 +72,10 @@ def test_its_table_of_packages_is_that_of_the_contracts() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     for contract in settings["contracts"]:
         for package in contract.get("containers", ()):
+            package = package if package in rows else package.removeprefix("metaquorum.")
             if package in rows:
                 layers = [one.replace("|", r"\|") for one in reversed(contract["layers"])]
-                left_out = {"admin", "__main__"}  # an old name, and the commands
+                left_out = {"__main__"}  # the commands
                 assert rows.pop(package) == [one for one in layers if one not in left_out]
     assert rows == {}
 
@@ -87,8 +88,11 @@ def test_every_name_in_it_can_be_imported() -> None:
 
 
 def test_a_name_that_does_not_exist_is_noticed() -> None:
-    assert resolved("dataplane.partition.partition.Partition.appended")
-    for name in ("dataplane.absent", "dataplane.partition.partition.Partition.absent"):
+    assert resolved("metaquorum.dataplane.partition.partition.Partition.appended")
+    for name in (
+        "metaquorum.dataplane.absent",
+        "metaquorum.dataplane.partition.partition.Partition.absent",
+    ):
         with pytest.raises(AttributeError):
             resolved(name)
 
@@ -192,6 +196,6 @@ def test_the_functions_of_a_path_are_called(path: str, calls: Calls) -> None:
 
 @pytest.mark.slow
 def test_a_function_that_is_not_called_is_noticed(calls: Calls) -> None:
-    name = "dataplane.handlers.fetch.full_fetch.FullFetch.answer"
+    name = "metaquorum.dataplane.handlers.fetch.full_fetch.FullFetch.answer"
     assert name in calls.of["fetch"]
     assert name not in calls.of["metadata change"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
-from dataplane.replication.replica_fetcher import FollowerEvents, ReplicaFetcher
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.dataplane.replication.replica_fetcher import FollowerEvents, ReplicaFetcher
 from tests.nodes import ROOT
 
 FOLDER = ROOT / "docs" / "decisions"

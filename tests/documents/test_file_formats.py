@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.segments import names as log_names
+from metaquorum.dataplane.log.segments import names as log_names
 from tests.nodes import PATIENCE_S, ROOT, Node, wait_until
 
 PAGE = ROOT / "docs" / "reference" / "file-formats.md"
@@ -56,7 +56,7 @@ def undocumented(folder: Path, *titles: str) -> Iterator[str]:
 
 
 def admin(node: Node, *arguments: str, text: str = "") -> None:
-    command = [sys.executable, "-m", "cli.admin.main", "-b", node.bootstrap, *arguments]
+    command = [sys.executable, "-m", "metaquorum.cli.admin.main", "-b", node.bootstrap, *arguments]
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S
     )

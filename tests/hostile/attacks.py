@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 
 import trio
 
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.schema.compiling import REQUEST_MAX_ELEMENTS as ELEMENTS
 from tests.hostile import frames
-from wire.records.compression import Codec
-from wire.schema.compiling import REQUEST_MAX_ELEMENTS as ELEMENTS
 
 BROKEN: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 CONNECT_TIMEOUT_S: Final = 30.0

@@ -9,24 +9,24 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from wire.messages.authenticate_replica import AuthenticateReplicaRequest
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.delete_topics import DeleteTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.varint import write_varint
-from wire.protocol.headers import encode_request
-from wire.records.batches import pack_batch, parse_header
-from wire.records.compression import Codec, compress
-from wire.records.records import Record, encode_batch
-from wire.schema.compiling import REQUEST_MAX_ELEMENTS
-from wire.schema.message import Message
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.varint import write_varint
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.records.batches import pack_batch, parse_header
+from metaquorum.wire.records.compression import Codec, compress
+from metaquorum.wire.records.records import Record, encode_batch
+from metaquorum.wire.schema.compiling import REQUEST_MAX_ELEMENTS
+from metaquorum.wire.schema.message import Message
 
 GOLDEN: Final = Path(__file__).parent.parent / "wire" / "messages" / "golden_messages"
 TOPIC: Final = "victim"
@@ -248,7 +248,7 @@ def _batch(codec: Codec, count: int, size: int) -> bytes:
 
 
 def _with_crc(batch: bytearray) -> bytes:
-    from wire.records.crc import crc32c
+    from metaquorum.wire.records.crc import crc32c
 
     struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
     return bytes(batch)

@@ -12,13 +12,13 @@ import sys
 import time
 from typing import Any, Final
 
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.records.records import Record, batches, decode_records, encode_batch
-from wire.schema.message import Message
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.records.records import Record, batches, decode_records, encode_batch
+from metaquorum.wire.schema.message import Message
 
 PERIOD_S: Final = 0.02
 LARGE_EVERY: Final = 25  # one of this number of records is large and needs request memory

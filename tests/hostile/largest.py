@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from wire.protocol.apis import Api
-from wire.protocol.headers import encode_request
-from wire.schema.compiling import REQUEST_MAX_ELEMENTS
-from wire.schema.message import Field, Struct
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from metaquorum.wire.protocol.apis import Api
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.schema.compiling import REQUEST_MAX_ELEMENTS
+from metaquorum.wire.schema.message import Field, Struct
 
 TOPIC: Final = "t"
 PARTITIONS: Final = 20

@@ -21,19 +21,19 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.instruments.log_rate_limit import ALL_LINES, ALL_LINES_PER_S
+from metaquorum.dataplane.instruments.log_rate_limit import ALL_LINES, ALL_LINES_PER_S
 from metaquorum.security.scram import MIN_ITERATIONS, ScramMechanism, salted_password
+from metaquorum.wire.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialUpsertion,
+)
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.hostile import frames, honest
 from tests.hostile.attacks import ATTACKS, Attack, Enemy
 from tests.hostile.strangers import GUESSED, MECHANISMS, PASSWORD, SESSION_MS, STRANGERS, USER
 from tests.metaquorum.security.certificates import Authority
 from tests.nodes import PATIENCE_S, ROOT, Node, free_ports, wait_until
-from wire.messages.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    ScramCredentialUpsertion,
-)
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.protocol.apis import ApiKey
 
 MIB: Final = 1 << 20
 IDLE_MS: Final = 4000
@@ -88,7 +88,7 @@ class Siege:
         self.node.stop()
 
     def _create_topics(self, client: honest.Client) -> None:
-        from wire.messages.create_topics import CreatableTopicConfig
+        from metaquorum.wire.messages.create_topics import CreatableTopicConfig
 
         configs = [CreatableTopicConfig(name=k, value=str(v)) for k, v in TOPIC_CONFIGS.items()]
         names = [(frames.TOPIC, frames.PARTITIONS), (frames.TOPIC.ljust(12, "-"), 1)]

@@ -14,16 +14,16 @@ from typing import Final
 import trio
 
 from metaquorum.security.sasl import AuthenticationError, client_mechanism
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.schema.message import Message
 from tests.hostile import frames
 from tests.hostile.attacks import BROKEN, Attack, Enemy, drain
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.primitives.errors import WireError
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.schema.message import Message
 
 USER: Final = "alice"
 PASSWORD: Final = "the password of alice"

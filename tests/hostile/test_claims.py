@@ -15,24 +15,24 @@ from typing import Final
 
 import pytest
 
+from metaquorum.wire.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
+)
+from metaquorum.wire.messages.describe_workers import DescribeWorkersRequest
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.clusters import Cluster
 from tests.hostile.honest import Client
 from tests.hostile.test_crowds import in_sync
 from tests.hostile.test_limits import address_of, rss_kib
 from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
-from wire.messages.create_topics import (
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreateTopicsRequest,
-)
-from wire.messages.describe_workers import DescribeWorkersRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
-from wire.records.records import Record, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="nodes with these settings are needed")
 

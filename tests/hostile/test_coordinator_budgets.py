@@ -8,17 +8,17 @@ from typing import Any, Final
 import pytest
 import trio
 
-from dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES, UNKNOWN
-from dataplane.network.connection import ClientConnection
+from metaquorum.dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES, UNKNOWN
+from metaquorum.dataplane.network.connection import ClientConnection
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.frames import INITIAL_BYTES
 from tests.dataplane.handlers.groups.clients import GroupClient, groups
 from tests.dataplane.handlers.transactions.test_coordination import add, end
 from tests.dataplane.handlers.transactions.test_offsets import Producer
 from tests.dataplane.serving import Simulated, in_trio
 from tests.hostile.test_groups import OLD_JOIN, coordinator, join_of
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.protocol.frames import INITIAL_BYTES
 
 LIMIT: Final = 1 << 20
 ATTACKERS: Final = [f"attacker-{number}" for number in range(8)]

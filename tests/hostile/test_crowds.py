@@ -10,17 +10,17 @@ from typing import Final
 
 import pytest
 
-from tests.clusters import Cluster
-from tests.hostile.honest import Client
-from tests.hostile.test_limits import PING, address_of
-from tests.nodes import elsewhere, unique, wait_until
-from wire.messages.create_topics import (
+from metaquorum.wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.clusters import Cluster
+from tests.hostile.honest import Client
+from tests.hostile.test_limits import PING, address_of
+from tests.nodes import elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="nodes with these settings are needed")
 

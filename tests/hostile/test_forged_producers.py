@@ -7,24 +7,27 @@ from typing import Final
 
 import pytest
 
-from tests.conftest import NewNode
-from tests.hostile.honest import Client
-from tests.hostile.test_limits import address_of
-from tests.nodes import elsewhere, unique, wait_until
-from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from wire.messages.produce import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from metaquorum.wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     TopicProduceData,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
+from tests.conftest import NewNode
+from tests.hostile.honest import Client
+from tests.hostile.test_limits import address_of
+from tests.nodes import elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a node with these settings is needed")
 

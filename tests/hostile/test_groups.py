@@ -9,42 +9,42 @@ from typing import Any, Final
 import pytest
 import trio
 
-from dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES
-from dataplane.coordinators.group.classic_group import ClassicGroup
-from dataplane.coordinators.group.rebalancing import MAX_MEMBERS, GroupState
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES
+from metaquorum.dataplane.coordinators.group.classic_group import ClassicGroup
+from metaquorum.dataplane.coordinators.group.rebalancing import MAX_MEMBERS, GroupState
+from metaquorum.dataplane.coordinators.group.requests import (
     JoinRequest,
     LeavingMember,
     Protocol,
     SyncRequest,
 )
-from tests.dataplane.serving import RawClient, Served, in_trio, request, serving
-from tests.hostile.slices import MAX_SLICE_S, CountedClock, Watch, WatchedNetwork
-from tests.hostile.test_slices import ATTEMPTS, watched_answer
-from wire.messages.describe_group_activity import DescribeGroupActivityRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.offset_commit import (
+from metaquorum.wire.messages.describe_group_activity import DescribeGroupActivityRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from tests.dataplane.serving import RawClient, Served, in_trio, request, serving
+from tests.hostile.slices import MAX_SLICE_S, CountedClock, Watch, WatchedNetwork
+from tests.hostile.test_slices import ATTEMPTS, watched_answer
 
 LONGEST: Final = 32_767  # bytes of a name in a request
 COMMIT_VERSION: Final = 9  # names its topics

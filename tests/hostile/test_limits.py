@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.cli.admin.running import Admin
 from tests.conftest import NewNode
 from tests.hostile.honest import Client, there_and_back
 from tests.nodes import PATIENCE_S, Node, elsewhere, wait_until
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a node with these settings is needed")
 

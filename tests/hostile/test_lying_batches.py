@@ -5,15 +5,19 @@ import time
 
 import pytest
 
-from simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
+from metaquorum.simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
+from metaquorum.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, batches, decode_records, encode_batch
 from tests.conftest import NewNode
 from tests.hostile.honest import Client
 from tests.nodes import elsewhere
-from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, batches, decode_records, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka takes some of them")
 

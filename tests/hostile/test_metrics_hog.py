@@ -7,7 +7,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from dataplane.prometheus.endpoint import MAX_CONNECTIONS
+from metaquorum.dataplane.prometheus.endpoint import MAX_CONNECTIONS
 from tests.nodes import PATIENCE_S, Node, elsewhere, free_port
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka has no such endpoint")

@@ -17,16 +17,16 @@ import pytest
 from metaquorum.client.users import new_upsertion
 from metaquorum.runtime.one_line import UNSAFE
 from metaquorum.security.scram import MIN_ITERATIONS, ScramClient, ScramMechanism
+from metaquorum.wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.schema.message import Message, Struct
 from tests.hostile.honest import Client
 from tests.metaquorum.security.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, elsewhere, free_ports
-from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
-from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_request
-from wire.schema.message import Message, Struct
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="it is our log")
 

@@ -23,7 +23,12 @@ from typing import Final
 import pytest
 import trio
 
-from dataplane.fetch.sessions import FINAL_EPOCH
+from metaquorum.dataplane.fetch.sessions import FINAL_EPOCH
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.schema.compiling import REQUEST_MAX_ELEMENTS
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.hostile.largest import (
     PARTITIONS,
@@ -35,11 +40,6 @@ from tests.hostile.largest import (
 )
 from tests.hostile.slices import CountedClock, Watch, WatchedNetwork
 from tests.nodes import PATIENCE_S
-from wire.messages.fetch import FetchRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.protocol.apis import APIS, Api, ApiKey
-from wire.protocol.headers import encode_request
-from wire.schema.compiling import REQUEST_MAX_ELEMENTS
 
 # Without slices the largest requests take from 30 to 10,000 ms on a fast machine.
 ATTEMPTS: Final = 10  # only a request that fails needs more than one or two

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.replication.truncation_ledger import FILE_NAME, decode_lines
+from metaquorum.dataplane.replication.truncation_ledger import FILE_NAME, decode_lines
+from metaquorum.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.messages.unregister_broker import UnregisterBrokerRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.clusters import Cluster
 from tests.hostile.honest import Client
 from tests.nodes import PATIENCE_S, elsewhere, wait_until
-from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a cluster of our own is needed")
 

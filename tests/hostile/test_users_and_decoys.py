@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from metaquorum.security.scram import BY_SASL_NAME
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.hostile.honest import Client
 from tests.hostile.test_secrets_on_disk import guarded_node
 from tests.nodes import Node, elsewhere
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="users of another cluster are its own")
 

@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from simulations.kernel.mutation import Mutant, mutated
-from simulations.mutants.registry import MUTANTS
-from simulations.runner.runs import run_seed
+from metaquorum.simulations.kernel.mutation import Mutant, mutated
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.runner.runs import run_seed
 
 # Seeds of which one finds a mutant in any case: some mutants need a rare world.
 SEEDS: Final = range(48)

@@ -18,9 +18,9 @@ from typing import Any, Final
 import pytest
 import trio
 
+from metaquorum.wire.primitives.frozen import frozen
 from tests.suite import journal, processes
 from tests.suite.cost_table import table
-from wire.primitives.frozen import frozen
 
 PROPERTY = "cost"
 WORKER = "PYTEST_XDIST_WORKER"
@@ -34,7 +34,7 @@ PROGRAMS: Final = (
     ("Maven, javac", ("mvn", "javac"), ("plexus", "com.sun.tools")),
     ("Java tools and clients", ("java",), ()),
     ("Go, Node.js, kcat", ("go", "node", "npm", "kcat", "compile", "link", "asm", "cgo"), ()),
-    ("our nodes", ("mq-server",), ("cli.server.main",)),
+    ("our nodes", ("mq-server",), ("metaquorum.cli.server.main",)),
     ("our commands", ("mq-admin", "mq-load"), ("cli.",)),
     ("simulator", (), ("simulations",)),
 )

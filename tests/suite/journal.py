@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from metaquorum.wire.primitives.frozen import frozen
 from tests.suite.processes import ProcessId, is_alive, this_process
-from wire.primitives.frozen import frozen
 
 # Another folder, for a run within a test of these plugins.
 VARIABLE: Final = "METAQUORUM_TESTS_JOURNALS"

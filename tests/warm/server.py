@@ -22,16 +22,16 @@ from typing import Any, Final
 
 import trio
 
-import wire.messages
+import metaquorum.wire.messages
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 DESCRIPTORS: Final = 4
 # Modules that a node imports when it starts, or at the first requests.
-NODE: Final = "cli.server.main"
+NODE: Final = "metaquorum.cli.server.main"
 LATE: Final = (
-    "cli.server.cluster",
-    "cli.server.node_options",
-    "dataplane.worker_server",
+    "metaquorum.cli.server.cluster",
+    "metaquorum.cli.server.node_options",
+    "metaquorum.dataplane.worker_server",
     "encodings.idna",
     "metaquorum.client.trio_transport",
     "metaquorum.controller_server",
@@ -46,8 +46,8 @@ def import_all(program: str) -> Callable[[], object]:
     if program == NODE:
         for name in LATE:
             importlib.import_module(name)
-        for module in pkgutil.iter_modules(wire.messages.__path__):
-            importlib.import_module(f"wire.messages.{module.name}")
+        for module in pkgutil.iter_modules(metaquorum.wire.messages.__path__):
+            importlib.import_module(f"metaquorum.wire.messages.{module.name}")
     main: Callable[[], object] = importlib.import_module(program).main
     return main
 

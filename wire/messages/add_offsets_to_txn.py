@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, int16, int32, int64, string
+from metaquorum.wire.schema.message import Message, int16, int32, int64, string
 
 
 class AddOffsetsToTxnRequest(Message, api=25, versions="0-4", flexible="3+"):

@@ -5,7 +5,16 @@ From v4 on workers send it, for several transactions at once. KIP-98, KIP-890.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+)
 
 
 class AddPartitionsToTxnTopic(Struct):

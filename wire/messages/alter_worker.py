@@ -6,7 +6,7 @@ the broker.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, int8, int16, int32, string
+from metaquorum.wire.schema.message import Message, int8, int16, int32, string
 
 
 class AlterWorkerRequest(Message, api=10008, versions="0", flexible="0+"):

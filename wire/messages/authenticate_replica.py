@@ -4,7 +4,7 @@ leader. An API of this project, not of Kafka, modelled on SaslAuthenticate.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, blob, int16, string
+from metaquorum.wire.schema.message import Message, blob, int16, string
 
 
 class AuthenticateReplicaRequest(Message, api=10005, versions="0", flexible="0+"):

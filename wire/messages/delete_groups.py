@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int16, int32, string
+from metaquorum.wire.schema.message import Message, Struct, array, int16, int32, string
 
 
 class DeleteGroupsRequest(Message, api=42, versions="0-2", flexible="2+"):

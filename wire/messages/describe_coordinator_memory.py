@@ -7,7 +7,7 @@ was loaded from the log, and not been used since.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int16, int32, int64, string
+from metaquorum.wire.schema.message import Message, Struct, array, int16, int32, int64, string
 
 
 class DescribeCoordinatorMemoryRequest(Message, api=10013, versions="0", flexible="0+"):

@@ -6,7 +6,7 @@ All times are milliseconds, counted by the coordinator: clocks of clients may di
 
 from __future__ import annotations
 
-from wire.schema.message import (
+from metaquorum.wire.schema.message import (
     Message,
     Struct,
     array,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, blob, boolean, int16, int32, string
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    blob,
+    boolean,
+    int16,
+    int32,
+    string,
+)
 
 
 class DescribeGroupsRequest(Message, api=15, versions="0-6", flexible="5+"):

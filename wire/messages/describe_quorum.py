@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int16, int32, int64, string, uint16, uuid
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    int16,
+    int32,
+    int64,
+    string,
+    uint16,
+    uuid,
+)
 
 
 class DescribeQuorumPartition(Struct):

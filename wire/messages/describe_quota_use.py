@@ -6,7 +6,7 @@ of the worker's event loop times seconds, or connections.
 
 from __future__ import annotations
 
-from wire.schema.message import (
+from metaquorum.wire.schema.message import (
     Message,
     Struct,
     array,

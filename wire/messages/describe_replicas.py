@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+)
 
 
 class DescribeReplicasTopic(Struct):

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string, uuid
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+    uuid,
+)
 
 
 class DescribeTruncationsRequest(Message, api=10002, versions="0", flexible="0+"):

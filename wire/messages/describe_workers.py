@@ -6,7 +6,16 @@ DescribeQuorum return some of this; no API of Kafka returns why a worker is fenc
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+)
 
 
 class DescribeWorkersRequest(Message, api=10001, versions="0-1", flexible="0+"):

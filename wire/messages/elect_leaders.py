@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int8, int16, int32, string
+from metaquorum.wire.schema.message import Message, Struct, array, int8, int16, int32, string
 
 
 class TopicPartitions(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, boolean, int16, int32, int64, string
+from metaquorum.wire.schema.message import Message, boolean, int16, int32, int64, string
 
 
 class EndTxnRequest(Message, api=26, versions="0-5", flexible="3+"):

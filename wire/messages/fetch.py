@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wire.primitives.types import Records, Uuid
-from wire.schema.message import (
+from metaquorum.wire.primitives.types import Records, Uuid
+from metaquorum.wire.schema.message import (
     Message,
     Struct,
     array,

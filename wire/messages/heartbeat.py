@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, int16, int32, string
+from metaquorum.wire.schema.message import Message, int16, int32, string
 
 
 class HeartbeatRequest(Message, api=12, versions="0-4", flexible="4+"):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, boolean, int8, int16, int32, string
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    string,
+)
 
 
 class AlterableConfig(Struct):

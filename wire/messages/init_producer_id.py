@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, int16, int32, int64, string
+from metaquorum.wire.schema.message import Message, int16, int32, int64, string
 
 
 class InitProducerIdRequest(Message, api=22, versions="0-5", flexible="2+"):

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from wire.primitives.types import Uuid
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, string, uuid
+from metaquorum.wire.primitives.types import Uuid
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    string,
+    uuid,
+)
 
 
 class MetadataRequestTopic(Struct):

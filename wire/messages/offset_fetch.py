@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from wire.primitives.types import Uuid
-from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string, uuid
+from metaquorum.wire.primitives.types import Uuid
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+    uuid,
+)
 
 
 class OffsetFetchRequestTopic(Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wire.primitives.types import Buffer, Uuid
-from wire.schema.message import (
+from metaquorum.wire.primitives.types import Buffer, Uuid
+from metaquorum.wire.schema.message import (
     Message,
     Struct,
     array,

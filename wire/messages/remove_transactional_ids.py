@@ -6,7 +6,7 @@ a removed id gets INVALID_PRODUCER_ID_MAPPING, and must initialize again.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int16, int32, string
+from metaquorum.wire.schema.message import Message, Struct, array, int16, int32, string
 
 
 class RemoveTransactionalIdsRequest(Message, api=10014, versions="0", flexible="0+"):

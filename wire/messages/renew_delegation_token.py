@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, blob, int16, int32, int64
+from metaquorum.wire.schema.message import Message, blob, int16, int32, int64
 
 
 class RenewDelegationTokenRequest(Message, api=39, versions="1-2", flexible="2+"):

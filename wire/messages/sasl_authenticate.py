@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, blob, int16, int64, string
+from metaquorum.wire.schema.message import Message, blob, int16, int64, string
 
 
 class SaslAuthenticateRequest(Message, api=36, versions="0-2", flexible="2+"):

@@ -6,7 +6,7 @@ header; after version 1, in SaslAuthenticate.
 
 from __future__ import annotations
 
-from wire.schema.message import Message, array, int16, string
+from metaquorum.wire.schema.message import Message, array, int16, string
 
 
 class SaslHandshakeRequest(Message, api=17, versions="0-1", flexible="2+"):

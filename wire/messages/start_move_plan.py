@@ -6,7 +6,7 @@ an operator has to remove. A plan moves a few partitions at a time, and its thro
 
 from __future__ import annotations
 
-from wire.schema.message import Message, Struct, array, int16, int32, int64, string
+from metaquorum.wire.schema.message import Message, Struct, array, int16, int32, int64, string
 
 
 class PlannedPartition(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema.message import Message, int16, int32, string
+from metaquorum.wire.schema.message import Message, int16, int32, string
 
 
 class UnregisterBrokerRequest(Message, api=64, versions="0", flexible="0+"):

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Final
 
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 VARINT_MAX_BYTES: Final = 5
 VARLONG_MAX_BYTES: Final = 10

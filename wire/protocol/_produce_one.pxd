@@ -1,10 +1,10 @@
-# C types for wire/protocol/produce_one.py, which Cython compiles as wire.protocol._produce_one. The
+# C types for wire/protocol/produce_one.py, which Cython compiles as metaquorum.wire.protocol._produce_one. The
 # interpreter never reads this file. Positions and lengths have 64 bits, so that the sum of a
 # position and a length in a frame cannot overflow.
 
 cimport cython
 
-from wire.primitives._reading cimport Bytes, Written
+from metaquorum.wire.primitives._reading cimport Bytes, Written
 
 cdef long long FIRST_FLEXIBLE
 cdef long long FIRST_WITH_TOPIC_ID

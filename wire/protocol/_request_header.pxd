@@ -1,9 +1,9 @@
 # C types for wire/protocol/request_header.py, which Cython compiles as
-# wire.protocol._request_header. The interpreter never reads this file.
+# metaquorum.wire.protocol._request_header. The interpreter never reads this file.
 
 cimport cython
 
-from wire.primitives._reading cimport Bytes
+from metaquorum.wire.primitives._reading cimport Bytes
 
 cdef long long _START_BYTES
 cdef long long _NEVER_FLEXIBLE

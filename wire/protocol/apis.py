@@ -11,7 +11,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from wire.schema.message import Message
+from metaquorum.wire.schema.message import Message
 
 # First key of this project's own APIs. Kafka's keys are far below; its clients ignore unknown keys.
 FIRST_OWN_KEY: Final = 10_000
@@ -154,7 +154,7 @@ class Api:
         return 1 if version >= self.flexible_from and self.key != ApiKey.API_VERSIONS else 0
 
     def _load(self) -> tuple[type[Message], type[Message]]:
-        module: Any = importlib.import_module(f"wire.messages.{self.key.name.lower()}")
+        module: Any = importlib.import_module(f"metaquorum.wire.messages.{self.key.name.lower()}")
         request = getattr(module, self.name + "Request")
         response = getattr(module, self.name + "Response")
         self._classes = request, response

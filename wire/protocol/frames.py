@@ -3,7 +3,7 @@
 import struct
 from typing import Final
 
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 SIZE_BYTES: Final = 4
 INITIAL_BYTES: Final = 8 * 1024  # ten thousand idle connections must be cheap

@@ -1,16 +1,16 @@
 """Response headers, and the encoding of whole frames for clients and servers.
 
-Request headers are decoded in `wire.protocol.request_header`.
+Request headers are decoded in `metaquorum.wire.protocol.request_header`.
 """
 
 import struct
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar, cast
 
-from wire.primitives.errors import ErrorCode, WireError
-from wire.primitives.types import BUFFERS, RecordsHole
-from wire.protocol.apis import APIS, Api, ApiKey
-from wire.schema.codec import (
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
+from metaquorum.wire.primitives.types import BUFFERS, RecordsHole
+from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
+from metaquorum.wire.schema.codec import (
     decoder,
     encoder,
     encoder_in_pieces,
@@ -18,8 +18,8 @@ from wire.schema.codec import (
     join_runs,
     parts_encoder,
 )
-from wire.schema.decoding import Malformed, skip_tags
-from wire.schema.message import Message
+from metaquorum.wire.schema.decoding import Malformed, skip_tags
+from metaquorum.wire.schema.message import Message
 
 M = TypeVar("M", bound=Message)
 
@@ -103,7 +103,7 @@ def encode_unsupported_api_versions(correlation_id: int) -> bytes:
     The response has the format of version 0: UNSUPPORTED_VERSION, and the supported versions of
     ApiVersions itself (KIP-511).
     """
-    from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+    from metaquorum.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 
     api = APIS[ApiKey.API_VERSIONS]
     served = ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)

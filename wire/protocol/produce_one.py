@@ -2,9 +2,9 @@
 # cython: initializedcheck=False, show_performance_hints=False
 """Fast codec of Produce requests with one topic: nearly all requests and responses.
 
-The results equal those of `wire.messages.produce`, byte for byte (a test checks it), without an
-object for each level of nesting. For a request of any other form the decoder returns None, and the
-caller uses the general codec.
+The results equal those of `metaquorum.wire.messages.produce`, byte for byte (a test checks it),
+without an object for each level of nesting. For a request of any other form the decoder returns
+None, and the caller uses the general codec.
 
     v3-8    transactional id | acks, timeout | 1 topic: name | partitions: index, records
     v9-12   the same fields in compact encoding, no tagged fields
@@ -13,8 +13,9 @@ caller uses the general codec.
 The transactional id stays encoded: only the first batch of a transaction in a partition needs it.
 
 This file has two forms with the same results: interpreted, and compiled by Cython with the C types
-of `_produce_one.pxd` as `wire.protocol._produce_one` (`wire.protocol.request_form` chooses). Each
-read of the compiled form is checked against the frame's size, and numbers have 64 bits.
+of `_produce_one.pxd` as `metaquorum.wire.protocol._produce_one`
+(`metaquorum.wire.protocol.request_form` chooses). Each read of the compiled form is checked against
+the frame's size, and numbers have 64 bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from typing import TypeAlias
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-    from cython.cimports.wire.primitives._reading import (
+    from cython.cimports.metaquorum.wire.primitives._reading import (
         new_bytes,
         number,
         piece,
@@ -33,7 +34,7 @@ if __name__.rpartition(".")[2].startswith("_"):  # compiled
         start_of,
     )
 else:
-    from wire.records import interpreted as cython
+    from metaquorum.wire.records import interpreted as cython
 
 FIRST_FLEXIBLE = 9
 FIRST_WITH_TOPIC_ID = 13

@@ -1,21 +1,22 @@
 """Choice of the form of the code for each small request: compiled by Cython, or interpreted.
 
 An installation with a C compiler builds the three modules below; without one, their sources run
-interpreted, with the same results. The form is that of the record walk (`wire.records.walk_form`),
-so METAQUORUM_INTERPRETED=1 forces the interpreted one here, too.
+interpreted, with the same results. The form is that of the record walk
+(`metaquorum.wire.records.walk_form`), so METAQUORUM_INTERPRETED=1 forces the interpreted one here,
+too.
 
 Callers read the functions from this module at each call: the simulator sets the interpreted ones
-(`simulations.kernel.world`).
+(`metaquorum.simulations.kernel.world`).
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from wire.protocol.produce_one import decode_one, encode_one
-from wire.protocol.request_header import decode_request_header
-from wire.records.plain_batch import plain_batch
-from wire.records.walk_form import is_compiled
+from metaquorum.wire.protocol.produce_one import decode_one, encode_one
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.records.plain_batch import plain_batch
+from metaquorum.wire.records.walk_form import is_compiled
 
 __all__ = [
     "decode_one",
@@ -32,9 +33,9 @@ INTERPRETED: Final[Mapping[str, Callable[..., Any]]] = {
     "plain_batch": plain_batch,
 }
 _MODULES: Final = (
-    "wire.protocol._produce_one",
-    "wire.protocol._request_header",
-    "wire.records._plain_batch",
+    "metaquorum.wire.protocol._produce_one",
+    "metaquorum.wire.protocol._request_header",
+    "metaquorum.wire.records._plain_batch",
 )
 
 

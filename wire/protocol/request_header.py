@@ -3,23 +3,29 @@
 """Request headers: the decoder that each request needs.
 
 This file has two forms with the same results, errors included: interpreted, and compiled by Cython
-with the C types of `_request_header.pxd` as `wire.protocol._request_header`
-(`wire.protocol.request_form` chooses).
+with the C types of `_request_header.pxd` as `metaquorum.wire.protocol._request_header`
+(`metaquorum.wire.protocol.request_form` chooses).
 """
 
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
 
-from wire.primitives.errors import WireError
-from wire.protocol.apis import APIS, RequestHeader
-from wire.schema.decoding import Malformed, skip_tags
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import APIS, RequestHeader
+from metaquorum.wire.schema.decoding import Malformed, skip_tags
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-    from cython.cimports.wire.primitives._reading import byte, bytes_of, new_tuple, number, text
+    from cython.cimports.metaquorum.wire.primitives._reading import (
+        byte,
+        bytes_of,
+        new_tuple,
+        number,
+        text,
+    )
 else:
-    from wire.records import interpreted as cython
+    from metaquorum.wire.records import interpreted as cython
 
 _read_start = Struct(">hhih").unpack_from
 _START_BYTES = 10

@@ -1,10 +1,10 @@
-# C types for wire/records/plain_batch.py, which Cython compiles as wire.records._plain_batch. The
+# C types for wire/records/plain_batch.py, which Cython compiles as metaquorum.wire.records._plain_batch. The
 # interpreter never reads this file. Times have no type: they are Python's integers.
 
 cimport cython
 
-from wire.primitives._reading cimport Bytes
-from wire.records._record_walk cimport RecordWalk
+from metaquorum.wire.primitives._reading cimport Bytes
+from metaquorum.wire.records._record_walk cimport RecordWalk
 
 cdef long long HEADER_BYTES
 cdef long long MAGIC

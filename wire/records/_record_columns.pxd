@@ -1,4 +1,4 @@
-# C types for wire/records/record_columns.py, which Cython compiles as wire.records._record_columns.
+# C types for wire/records/record_columns.py, which Cython compiles as metaquorum.wire.records._record_columns.
 # The interpreter never reads this file.
 
 cimport cython

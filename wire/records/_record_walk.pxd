@@ -1,4 +1,4 @@
-# C types for wire/records/record_walk.py, which Cython compiles as wire.records._record_walk. The
+# C types for wire/records/record_walk.py, which Cython compiles as metaquorum.wire.records._record_walk. The
 # interpreter never reads this file. Positions and lengths have 64 bits, so that the sum of a
 # position and a length in a record cannot overflow; `raw` holds the unsigned bits of a varint.
 

@@ -14,7 +14,7 @@
    51  producer_epoch         int16
    53  base_sequence          int32
    57  record_count           int32
-   61  records                        compressed as one block; see wire.records.records
+   61  records                        compressed as one block; see metaquorum.wire.records.records
 
 Source: the Kafka protocol guide, "Record Batch"; KIP-98 for producers, KIP-534 for delete horizons.
 No function here copies a batch or parses its records. A malformed batch raises KafkaError with the
@@ -27,10 +27,10 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Final, NamedTuple
 
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.primitives.types import Buffer
-from wire.records.compression import Codec
-from wire.records.crc import crc32c
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.crc import crc32c
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -252,7 +252,7 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
 def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
     """Raise KafkaError unless the header and checksum are valid for a batch of a producer.
 
-    The records are not checked: see `wire.records.records.check_records`.
+    The records are not checked: see `metaquorum.wire.records.records.check_records`.
     """
     if header.batch_bytes > len(buffer) - position:
         raise KafkaError(

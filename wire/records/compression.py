@@ -13,8 +13,8 @@ from itertools import chain, islice
 from struct import Struct
 from typing import Final, TypeAlias
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import Buffer
 
 
 class Codec(IntEnum):

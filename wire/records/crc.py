@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from typing import Protocol
 
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.types import Buffer
 
 
 class Crc32c(Protocol):

@@ -5,28 +5,28 @@
     one batch, not compressed, of records whose structure, count and timestamps are as in its header
 
 `plain_batch` accepts such a batch, and returns None for any other. That does not refuse it: the
-general code decides then (`wire.records.batches.produced_batch`,
-`wire.records.records.check_records`), and knows the error to report. It accepts all batches that
-are accepted here, with the same header; a test compares them. On the path of each small request,
-where every call counts, it replaces ten of them.
+general code decides then (`metaquorum.wire.records.batches.produced_batch`,
+`metaquorum.wire.records.records.check_records`), and knows the error to report. It accepts all
+batches that are accepted here, with the same header; a test compares them. On the path of each
+small request, where every call counts, it replaces ten of them.
 
 This file has two forms with the same results, as `record_walk` has: interpreted, and compiled by
-Cython with the C types of `_plain_batch.pxd` as `wire.records._plain_batch`
-(`wire.protocol.request_form` chooses).
+Cython with the C types of `_plain_batch.pxd` as `metaquorum.wire.records._plain_batch`
+(`metaquorum.wire.protocol.request_form` chooses).
 """
 
 from typing import Any, Final, TypeAlias
 
-from wire.primitives.errors import WireError
-from wire.records import batches, walk_form
-from wire.records.batches import BatchHeader, unpack_header
-from wire.records.crc import crc32c
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.records import batches, walk_form
+from metaquorum.wire.records.batches import BatchHeader, unpack_header
+from metaquorum.wire.records.crc import crc32c
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-    from cython.cimports.wire.primitives._reading import bytes_of, new_tuple, number
+    from cython.cimports.metaquorum.wire.primitives._reading import bytes_of, new_tuple, number
 else:
-    from wire.records import interpreted as cython
+    from metaquorum.wire.records import interpreted as cython
 
 # Header, least timestamp and number of null keys of a batch; the header has its largest timestamp.
 PlainBatch: TypeAlias = tuple[BatchHeader, int, int]

@@ -6,9 +6,9 @@
 fields: concatenated bytes, an int32 offset and a validity bit for each row. `take` returns the
 buffers, which `pyarrow.py_buffer` can wrap, and starts new ones. `wire` does not import pyarrow.
 
-The form compiled by Cython, `wire.records._record_columns`, makes no Python object per record. The
-interpreted form uses slices and has the same results; tests/wire/records/test_record_columns.py
-compares both. C types are in `_record_columns.pxd`.
+The form compiled by Cython, `metaquorum.wire.records._record_columns`, makes no Python object per
+record. The interpreted form uses slices and has the same results;
+tests/wire/records/test_record_columns.py compares both. C types are in `_record_columns.pxd`.
 Source: the Arrow columnar format, "Variable-size Binary Layout", "Variable-size List Layout".
 """
 
@@ -18,12 +18,12 @@ from itertools import accumulate, repeat
 from struct import pack_into
 from typing import Any, Final, NamedTuple
 
-from wire.records.record_walk import RECORD_FIELDS
+from metaquorum.wire.records.record_walk import RECORD_FIELDS
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
 else:
-    from wire.records import interpreted as cython
+    from metaquorum.wire.records import interpreted as cython
 
 # Index of a field in the RECORD_FIELDS of each record, in an array of `RecordWalk.fields`
 DELTA = 0  # offset delta

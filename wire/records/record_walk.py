@@ -22,9 +22,9 @@ caller feeds it again with the next piece.
 
 This file has two forms with the same results, which tests/wire/records/test_record_walk.py
 compares: interpreted, and compiled by Cython with the C types of `_record_walk.pxd` as
-`wire.records._record_walk` (`wire.records.walk_form` chooses). `_walk` is the parser itself.
-Interpreted, it takes a microsecond per record, so `check` and `fields` first try two fast paths,
-which accept only records that `_walk` accepts and leave all others to it:
+`metaquorum.wire.records._record_walk` (`metaquorum.wire.records.walk_form` chooses). `_walk` is the
+parser itself. Interpreted, it takes a microsecond per record, so `check` and `fields` first try two
+fast paths, which accept only records that `_walk` accepts and leave all others to it:
 
     columns   records of one size and structure: each structural byte is compared with the same byte
               of the following records by one strided slice
@@ -41,12 +41,12 @@ from struct import Struct, pack
 from struct import error as struct_error
 from typing import Any, Final
 
-from wire.primitives.errors import WireError
+from metaquorum.wire.primitives.errors import WireError
 
 if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
 else:
-    from wire.records import interpreted as cython
+    from metaquorum.wire.records import interpreted as cython
 
 # Start, end, position of the offset delta, offset delta, timestamp delta, position and length of
 # the key (-1: null), position and length of the value (-1: null), position of the first header,

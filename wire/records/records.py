@@ -1,9 +1,9 @@
 """The records of a batch: checked, decoded, searched by timestamp, encoded.
 
 A malformed record raises WireError, which names the record; a malformed batch header raises
-KafkaError, see `wire.records.batches`. All functions use one parser (`wire.records.record_walk`) on
-pieces of the records, so a batch that decompresses to gigabytes needs the memory of one piece or
-one record.
+KafkaError, see `metaquorum.wire.records.batches`. All functions use one parser
+(`metaquorum.wire.records.record_walk`) on pieces of the records, so a batch that decompresses to
+gigabytes needs the memory of one piece or one record.
 """
 
 from array import array
@@ -14,10 +14,10 @@ from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import Buffer
-from wire.primitives.varint import read_varint, varint, write_varint
-from wire.records.batches import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.primitives.varint import read_varint, varint, write_varint
+from metaquorum.wire.records.batches import (
     CONTROL,
     DELETE_HORIZON,
     HEADER_BYTES,
@@ -42,15 +42,15 @@ from wire.records.batches import (
     set_log_append_time,
     stored_problem,
 )
-from wire.records.compression import PIECE_BYTES, Codec, bounded, compress, decompressed
-from wire.records.record_walk import (
+from metaquorum.wire.records.compression import PIECE_BYTES, Codec, bounded, compress, decompressed
+from metaquorum.wire.records.record_walk import (
     RECORD_FIELDS,
     RECORD_MIN_BYTES,
     RecordWalk,
     Span,
     record_bytes,
 )
-from wire.records.walk_form import is_compiled, new_walk
+from metaquorum.wire.records.walk_form import is_compiled, new_walk
 
 __all__ = [
     "HEADER_BYTES",

@@ -1,9 +1,9 @@
 """Choice of the form of the record walk in this process: compiled by Cython, or interpreted.
 
-An installation with a C compiler builds `wire.records._record_walk` from
+An installation with a C compiler builds `metaquorum.wire.records._record_walk` from
 `wire/records/record_walk.py`. Without one, that file runs interpreted: about 40 times slower, with
 the same results. METAQUORUM_INTERPRETED=1 in the environment forces the interpreted form; the
-simulator always uses it (`simulations.kernel.world`).
+simulator always uses it (`metaquorum.simulations.kernel.world`).
 """
 
 import os
@@ -11,8 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from wire.records import record_columns
-from wire.records.record_walk import RecordWalk
+from metaquorum.wire.records import record_columns
+from metaquorum.wire.records.record_walk import RecordWalk
 
 INTERPRETED: Final = "METAQUORUM_INTERPRETED"
 
@@ -20,7 +20,7 @@ INTERPRETED: Final = "METAQUORUM_INTERPRETED"
 def compiled_walk() -> type[RecordWalk] | None:
     """Return the compiled form of `RecordWalk`; None if it was not built."""
     try:
-        module = import_module("wire.records._record_walk")
+        module = import_module("metaquorum.wire.records._record_walk")
     except ImportError:
         return None
     walk_class: type[RecordWalk] = module.RecordWalk
@@ -30,7 +30,7 @@ def compiled_walk() -> type[RecordWalk] | None:
 def compiled_columns() -> ModuleType | None:
     """Return the compiled form of `record_columns`; None if it was not built."""
     try:
-        return import_module("wire.records._record_columns")
+        return import_module("metaquorum.wire.records._record_columns")
     except ImportError:
         return None
 

@@ -1,5 +1,5 @@
 """Message tables, and the encoders and decoders generated from them.
 
-Imports `wire.primitives`. No I/O. Start with `message` (how a table is declared); other packages
-call `codec`; `draft` prints a table from Kafka's JSON definition of a message.
+Imports `metaquorum.wire.primitives`. No I/O. Start with `message` (how a table is declared); other
+packages call `codec`; `draft` prints a table from Kafka's JSON definition of a message.
 """

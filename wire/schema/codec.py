@@ -6,16 +6,16 @@ keep the function that `decoder` or `encoder` returns; other callers use `decode
 
 from typing import Any, TypeVar, cast
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import BUFFERS, Buffer, RecordsHole
-from wire.schema.compiling import check_served
-from wire.schema.decoding import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import BUFFERS, Buffer, RecordsHole
+from metaquorum.wire.schema.compiling import check_served
+from metaquorum.wire.schema.decoding import (
     Decoder,
     DecoderInPieces,
     compile_decoder,
     compile_decoder_in_pieces,
 )
-from wire.schema.encoding import (
+from metaquorum.wire.schema.encoding import (
     Encoder,
     EncoderInPieces,
     PartsEncoder,
@@ -24,7 +24,7 @@ from wire.schema.encoding import (
     compile_item_encoder,
     compile_parts_encoder,
 )
-from wire.schema.message import Message, Struct
+from metaquorum.wire.schema.message import Message, Struct
 
 M = TypeVar("M", bound=Message)
 

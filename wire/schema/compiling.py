@@ -1,16 +1,16 @@
 """Common parts of the two code generators: a source text under construction, type widths.
 
-`wire.schema.decoding` and `wire.schema.encoding` turn one table at one version into one
-straight-line function. Adjacent fields of fixed width, with the length that follows them, use one
-`struct.Struct` call; a length below 128 of a flexible version is handled inline.
-The source is made from this project's tables only, never from the content of a message.
+`metaquorum.wire.schema.decoding` and `metaquorum.wire.schema.encoding` turn one table at one
+version into one straight-line function. Adjacent fields of fixed width, with the length that
+follows them, use one `struct.Struct` call; a length below 128 of a flexible version is handled
+inline. The source is made from this project's tables only, never from the content of a message.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from wire.primitives.errors import WireError
-from wire.schema.message import Field, Message, Struct
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.schema.message import Field, Message, Struct
 
 # Wire type: its code in `struct` formats.
 FIXED: Final = {

@@ -3,8 +3,8 @@
 The generated function accepts any input with few checks. Lengths must not be negative, so the
 position only moves forward; a slice that ends beyond the data is detected by the next read of fixed
 width (struct.error, IndexError) or by the comparison after the last field. Array counts are checked
-against the remaining bytes before any allocation. After a failure `wire.schema.explaining` decodes
-the bytes again, slowly, to name the field in the error.
+against the remaining bytes before any allocation. After a failure
+`metaquorum.wire.schema.explaining` decodes the bytes again, slowly, to name the field in the error.
 """
 
 import itertools
@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from wire.primitives.errors import WireError
-from wire.schema.compiling import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.schema.compiling import (
     FIXED,
     PIECE_ELEMENTS,
     PIECE_NUMBERS,
@@ -27,8 +27,8 @@ from wire.schema.compiling import (
     item_struct,
     min_item_width,
 )
-from wire.schema.explaining import explain
-from wire.schema.message import Field, Message, Struct
+from metaquorum.wire.schema.explaining import explain
+from metaquorum.wire.schema.message import Field, Message, Struct
 
 Decoder = Callable[[memoryview, int], tuple[Any, int]]
 DecoderInPieces = Callable[[memoryview, int], Generator[None, None, tuple[Any, int]]]

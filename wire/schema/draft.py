@@ -1,6 +1,6 @@
 """Print the table of a protocol message from its JSON definition.
 
-`python -m wire.schema.draft FILE`
+`python -m metaquorum.wire.schema.draft FILE`
 
 A tool for adding an API: its output is a draft for a file in `wire/messages/`, which is reviewed
 and is the source of truth from then on.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from wire.schema.message import Versions
+from metaquorum.wire.schema.message import Versions
 
 _CALLS = {"bool": "boolean", "bytes": "blob"}
 _TYPES = {

@@ -9,9 +9,9 @@ import struct
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from wire.primitives.errors import WireError
-from wire.primitives.types import BUFFERS
-from wire.schema.compiling import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import BUFFERS
+from metaquorum.wire.schema.compiling import (
     FIXED,
     PIECE_ELEMENTS,
     STRING_MAX_BYTES,
@@ -20,7 +20,7 @@ from wire.schema.compiling import (
     fields_at,
     item_struct,
 )
-from wire.schema.message import Field, Message, Struct
+from metaquorum.wire.schema.message import Field, Message, Struct
 
 Encoder = Callable[[Any], bytes]
 PartsEncoder = Callable[[Any], list[Any]]

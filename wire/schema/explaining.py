@@ -8,8 +8,8 @@ generated decoders, which must agree with it on every input.
 import struct
 from typing import Any
 
-from wire.primitives.errors import WireError
-from wire.schema.compiling import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.schema.compiling import (
     FIXED,
     REQUEST_MAX_ELEMENTS,
     RESPONSE_MAX_ELEMENTS,
@@ -19,7 +19,7 @@ from wire.schema.compiling import (
     item_struct,
     min_item_width,
 )
-from wire.schema.message import Field, Message, Struct
+from metaquorum.wire.schema.message import Field, Message, Struct
 
 
 def explain(cls: type[Message], version: int, data: memoryview, position: int) -> WireError:

@@ -12,19 +12,19 @@ Kafka's in snake case, class names are Kafka's. `array(...)` takes a `Struct` or
 for other fields, encoding a request raises WireError. Encoding a response always drops the value,
 because the client chose the version.
 
-Values: a `Uuid` field holds 16 bytes (see `wire.primitives.types`); `records` holds a buffer, None
-or, for encoding, a `RecordsHole`. An absent tagged struct is None, because building one for each of
-a thousand partitions would take longer than the rest of their decoding. Fields that a version does
-not have decode to their default. Unknown tagged fields are skipped.
+Values: a `Uuid` field holds 16 bytes (see `metaquorum.wire.primitives.types`); `records` holds a
+buffer, None or, for encoding, a `RecordsHole`. An absent tagged struct is None, because building
+one for each of a thousand partitions would take longer than the rest of their decoding. Fields that
+a version does not have decode to their default. Unknown tagged fields are skipped.
 
 No code is compiled here: defining a class takes a few microseconds. `__init__` is generated for the
-first instance, and codecs at their first use in `wire.schema.codec`.
+first instance, and codecs at their first use in `metaquorum.wire.schema.codec`.
 """
 
 from typing import Any, ClassVar, Final, dataclass_transform
 
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 LAST_VERSION: Final = 32767
 

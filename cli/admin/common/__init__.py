@@ -1,5 +1,5 @@
 """Common parts of the commands of mq-admin: the session with a cluster, and what several print.
 
-Imports `cli.common` and `metaquorum.client`. I/O: the network through the client. Start with
-`session`.
+Imports `metaquorum.cli.common` and `metaquorum.client`. I/O: the network through the client. Start
+with `session`.
 """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cli.admin.common.session import Session
+from metaquorum.cli.admin.common.session import Session
 from metaquorum.client.errors import AdminError
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import click
 
-from cli.admin.common.session import INT32_MAX, complete_topics
-from cli.common.output import Row
+from metaquorum.cli.admin.common.session import INT32_MAX, complete_topics
+from metaquorum.cli.common.output import Row
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.runtime.whole_numbers import whole_number
 

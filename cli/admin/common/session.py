@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from cli.common.output import Column, Row, printable, show_data, show_rows
-from cli.common.settings import OUTPUTS, Settings, resolve
+from metaquorum.cli.common.output import Column, Row, printable, show_data, show_rows
+from metaquorum.cli.common.settings import OUTPUTS, Settings, resolve
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Cluster, parse_bootstrap
 from metaquorum.client.errors import (
@@ -25,7 +25,7 @@ from metaquorum.client.errors import (
     UnsendableError,
 )
 from metaquorum.client.socket_transport import BlockingAdmin, connect
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 if TYPE_CHECKING:
     from metaquorum.client.groups.blocking import BlockingGroupAdmin

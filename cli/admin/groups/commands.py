@@ -2,11 +2,11 @@
 
 import click
 
-from cli.admin.groups.delete import delete_command
-from cli.admin.groups.describe import describe_command, list_command
-from cli.admin.groups.explain import explain_command
-from cli.admin.groups.lag import lag_command
-from cli.admin.groups.reset import reset_command
+from metaquorum.cli.admin.groups.delete import delete_command
+from metaquorum.cli.admin.groups.describe import describe_command, list_command
+from metaquorum.cli.admin.groups.explain import explain_command
+from metaquorum.cli.admin.groups.lag import lag_command
+from metaquorum.cli.admin.groups.reset import reset_command
 
 
 @click.group("groups", short_help="Show consumer groups and their lag; reset their offsets.")

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import click
 
-from cli.admin.common.scopes import Scope, parse_scopes, topics_option
-from cli.admin.common.session import Session, session_command, yes_option
-from cli.admin.groups.options import groups_argument
+from metaquorum.cli.admin.common.scopes import Scope, parse_scopes, topics_option
+from metaquorum.cli.admin.common.session import Session, session_command, yes_option
+from metaquorum.cli.admin.groups.options import groups_argument
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError
 

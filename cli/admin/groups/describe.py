@@ -4,11 +4,11 @@ import fnmatch
 
 import click
 
-from cli.admin.common.coordinators import coordinator_text
-from cli.admin.common.scopes import by_topic
-from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import groups_argument, report_missing
-from cli.common.output import Column, Row, show_pairs, show_table
+from metaquorum.cli.admin.common.coordinators import coordinator_text
+from metaquorum.cli.admin.common.scopes import by_topic
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.groups.options import groups_argument, report_missing
+from metaquorum.cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.groups.values import (
     STATES,
     TYPES,

@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.coordinators import coordinator_text
-from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import complete_groups
-from cli.common.output import Column, Row, printable, show_pairs, show_table, size_text
+from metaquorum.cli.admin.common.coordinators import coordinator_text
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.groups.options import complete_groups
+from metaquorum.cli.common.output import Column, Row, printable, show_pairs, show_table, size_text
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.explanation.activity import MemberActivity, Rebalance
 from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling

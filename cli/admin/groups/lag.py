@@ -4,10 +4,10 @@ import fnmatch
 
 import click
 
-from cli.admin.common.scopes import Scope, parse_scopes, topics_option
-from cli.admin.common.session import Session, session_command
-from cli.admin.groups.options import groups_argument, report_missing
-from cli.common.output import Column, Row
+from metaquorum.cli.admin.common.scopes import Scope, parse_scopes, topics_option
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.groups.options import groups_argument, report_missing
+from metaquorum.cli.common.output import Column, Row
 from metaquorum.client.groups.values import GroupLag, PartitionLag
 
 _COLUMNS = (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import click
 
-from cli.admin.common import coordinators
-from cli.admin.common.session import Session, completions
+from metaquorum.cli.admin.common import coordinators
+from metaquorum.cli.admin.common.session import Session, completions
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
 from metaquorum.client.groups.values import GroupList
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS

@@ -8,11 +8,11 @@ from typing import Final
 
 import click
 
-from cli.admin.common.scopes import parse_scopes, topics_option
-from cli.admin.common.session import INT64_MAX, Session, session_command
-from cli.admin.groups.options import groups_argument
-from cli.common.output import Column, Row, echo_exact
-from cli.common.times import time_value
+from metaquorum.cli.admin.common.scopes import parse_scopes, topics_option
+from metaquorum.cli.admin.common.session import INT64_MAX, Session, session_command
+from metaquorum.cli.admin.groups.options import groups_argument
+from metaquorum.cli.common.output import Column, Row, echo_exact
+from metaquorum.cli.common.times import time_value
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError
 from metaquorum.client.groups.reset import PlannedOffset, Reset, ResetPlan, ResetTarget

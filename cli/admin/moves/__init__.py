@@ -1,5 +1,6 @@
 """mq-admin moves: start, watch, explain and change plans of moves of partitions.
 
-Imports `cli.admin.common`, `cli.common`, `metaquorum.moves` and `metaquorum.client`. I/O: the
-network through the client, a file of a plan, and the terminal. Start with `commands` (the list).
+Imports `metaquorum.cli.admin.common`, `metaquorum.cli.common`, `metaquorum.moves` and
+`metaquorum.client`. I/O: the network through the client, a file of a plan, and the terminal. Start
+with `commands` (the list).
 """

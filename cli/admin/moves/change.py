@@ -2,8 +2,14 @@
 
 import click
 
-from cli.admin.common.session import INT32_MAX, INT64_MAX, Session, session_command, yes_option
-from cli.common.output import size_text
+from metaquorum.cli.admin.common.session import (
+    INT32_MAX,
+    INT64_MAX,
+    Session,
+    session_command,
+    yes_option,
+)
+from metaquorum.cli.common.output import size_text
 
 plan_argument = click.argument("plan", type=click.IntRange(1, INT32_MAX))
 

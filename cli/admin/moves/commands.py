@@ -2,11 +2,16 @@
 
 import click
 
-from cli.admin.moves.change import cancel_command, pause_command, resume_command, throttle_command
-from cli.admin.moves.explain import explain_command
-from cli.admin.moves.plan import plan_command
-from cli.admin.moves.start import start_command
-from cli.admin.moves.status import status_command
+from metaquorum.cli.admin.moves.change import (
+    cancel_command,
+    pause_command,
+    resume_command,
+    throttle_command,
+)
+from metaquorum.cli.admin.moves.explain import explain_command
+from metaquorum.cli.admin.moves.plan import plan_command
+from metaquorum.cli.admin.moves.start import start_command
+from metaquorum.cli.admin.moves.status import status_command
 
 
 @click.group("moves", short_help="Move partitions between workers by plans.")

@@ -4,15 +4,15 @@ from typing import Any
 
 import click
 
-from cli.admin.common.session import REFUSED, Session
-from cli.admin.moves import shown_plan
-from cli.admin.moves.options import ThrottleChoice
-from cli.admin.moves.planning import make_plan
-from cli.admin.moves.start import started
+from metaquorum.cli.admin.common.session import REFUSED, Session
+from metaquorum.cli.admin.moves import shown_plan
+from metaquorum.cli.admin.moves.options import ThrottleChoice
+from metaquorum.cli.admin.moves.planning import make_plan
+from metaquorum.cli.admin.moves.start import started
 from metaquorum.client.errors import AdminError
 from metaquorum.moves import balance as balancing
 from metaquorum.moves.plan import PlanError
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 
 def start_drain(

@@ -2,9 +2,9 @@
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.admin.moves.change import plan_argument
-from cli.common.output import printable
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.moves.change import plan_argument
+from metaquorum.cli.common.output import printable
 from metaquorum.client.move_plans.explanation import Wait, explain
 
 MOST_SHOWN = 50

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import click
 from click.core import ParameterSource
 
-from cli.admin.common.session import INT64_MAX
+from metaquorum.cli.admin.common.session import INT64_MAX
 
 _RATE: Final = click.IntRange(1, INT64_MAX)
 _NAMES: Final = frozenset(

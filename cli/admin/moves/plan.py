@@ -6,17 +6,17 @@ from typing import Final, TextIO
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
-from cli.admin.moves import shown_plan
-from cli.admin.moves.options import ThrottleChoice, throttle_options
-from cli.admin.moves.planning import make_plan
-from cli.common.empty_values import InputFile
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, complete_topics, session_command
+from metaquorum.cli.admin.moves import shown_plan
+from metaquorum.cli.admin.moves.options import ThrottleChoice, throttle_options
+from metaquorum.cli.admin.moves.planning import make_plan
+from metaquorum.cli.common.empty_values import InputFile
 from metaquorum.moves import balance as balancing
 from metaquorum.moves.balance import Goal
 from metaquorum.moves.cluster_state import ClusterState
 from metaquorum.moves.plan import Plan, PlanError, read_topics, write_plan
 from metaquorum.runtime.whole_numbers import whole_number
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.apis import ApiKey
 
 _GOALS: Final = {goal.value: goal for goal in Goal}
 _WORKER_ID: Final = click.IntRange(0, INT32_MAX)

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from cli.admin.common.session import REFUSED, Session
-from cli.admin.moves.options import ThrottleChoice
+from metaquorum.cli.admin.common.session import REFUSED, Session
+from metaquorum.cli.admin.moves.options import ThrottleChoice
 from metaquorum.client.move_plans.measuring import (
     NETWORK_CONFIG,
     WINDOW_CONFIGS,

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import Session
-from cli.admin.moves.planning import MadePlan
-from cli.common.output import Column, Row, show_pairs, show_table, size_text
+from metaquorum.cli.admin.common.session import Session
+from metaquorum.cli.admin.moves.planning import MadePlan
+from metaquorum.cli.common.output import Column, Row, show_pairs, show_table, size_text
 from metaquorum.moves.balance import Goal, crowded, staying
 from metaquorum.moves.cluster_state import ClusterState
 from metaquorum.moves.estimate import Estimate, worker_traffic

@@ -4,10 +4,10 @@ from typing import TextIO
 
 import click
 
-from cli.admin.common.session import INT64_MAX, Session, session_command
-from cli.admin.moves.options import batch_option
-from cli.common.empty_values import InputFile
-from cli.common.output import size_text
+from metaquorum.cli.admin.common.session import INT64_MAX, Session, session_command
+from metaquorum.cli.admin.moves.options import batch_option
+from metaquorum.cli.common.empty_values import InputFile
+from metaquorum.cli.common.output import size_text
 from metaquorum.moves.plan import Plan, PlanError, read_plan
 
 

@@ -5,12 +5,12 @@ import time
 
 import click
 
-from cli.admin.common.session import INT32_MAX, Session, session_command
-from cli.common.output import Column, Row, show_table, size_text
+from metaquorum.cli.admin.common.session import INT32_MAX, Session, session_command
+from metaquorum.cli.common.output import Column, Row, show_table, size_text
 from metaquorum.client.errors import broker_error
 from metaquorum.client.groups.explanation.words import duration
 from metaquorum.client.move_plans.values import Progress
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 BAR_CELLS = 20
 _COLUMNS = (

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.session import (
     REFUSED,
     Session,
     dry_run_option,
@@ -12,7 +12,7 @@ from cli.admin.common.session import (
     session_command,
     yes_option,
 )
-from cli.admin.quotas.entities import (
+from metaquorum.cli.admin.quotas.entities import (
     amount_text,
     entity_options,
     name_text,
@@ -24,8 +24,8 @@ from cli.admin.quotas.entities import (
     the_entity,
     the_parts,
 )
-from cli.common.lazy_group import LazyGroup
-from cli.common.output import Column, Row, plain, show_pairs
+from metaquorum.cli.common.lazy_group import LazyGroup
+from metaquorum.cli.common.output import Column, Row, plain, show_pairs
 from metaquorum.client.quotas import Match, Quotas
 from metaquorum.metadata.quota_lookup import QuotaEntity
 
@@ -39,12 +39,12 @@ _COLUMNS: Final = (
 )
 # Imported when they are used.
 _LATE: Final = {
-    "explain": "cli.admin.quotas.explain:command",
-    "top": "cli.admin.quotas.top:command",
-    "record": "cli.admin.quotas.record:command",
-    "simulate": "cli.admin.quotas.simulate:command",
-    "diff": "cli.admin.quotas.files:diff_command",
-    "apply": "cli.admin.quotas.files:apply_command",
+    "explain": "metaquorum.cli.admin.quotas.explain:command",
+    "top": "metaquorum.cli.admin.quotas.top:command",
+    "record": "metaquorum.cli.admin.quotas.record:command",
+    "simulate": "metaquorum.cli.admin.quotas.simulate:command",
+    "diff": "metaquorum.cli.admin.quotas.files:diff_command",
+    "apply": "metaquorum.cli.admin.quotas.files:apply_command",
 }
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import Session
-from cli.common.output import Row, plain, size_text
+from metaquorum.cli.admin.common.session import Session
+from metaquorum.cli.common.output import Row, plain, size_text
 from metaquorum.config.addresses import canonical
 from metaquorum.metadata.quota_lookup import (
     CLIENT_ID,
@@ -34,7 +34,7 @@ from metaquorum.metadata.quota_lookup import (
     QuotaEntity,
     SpecialName,
 )
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.apis import ApiKey
 
 ALL_OF_A_WORKER: Final = 100  # percent: one event loop
 # Unit of each quota

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.admin.quotas.entities import (
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.quotas.entities import (
     BYTE_RATES,
     CLIENT_KEYS,
     OBSERVED_KEYS,
@@ -18,7 +18,7 @@ from cli.admin.quotas.entities import (
     number,
     parse_amount,
 )
-from cli.common.output import Column, Row, plain, show_table
+from metaquorum.cli.common.output import Column, Row, plain, show_table
 from metaquorum.client.errors import NotServedError
 from metaquorum.client.quotas import Quotas
 from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse
@@ -33,7 +33,7 @@ from metaquorum.metadata.quota_lookup import (
     SpecialName,
     rules_for,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 _BY_CLIENT_ID: Final = (1, 4, 7)
 _NO_IP: Final = SpecialName.ABSENT

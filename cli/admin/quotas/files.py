@@ -5,15 +5,21 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from cli.admin.common.session import REFUSED, Session, dry_run_option, session_command, yes_option
-from cli.admin.quotas.entities import (
+from metaquorum.cli.admin.common.session import (
+    REFUSED,
+    Session,
+    dry_run_option,
+    session_command,
+    yes_option,
+)
+from metaquorum.cli.admin.quotas.entities import (
     amount_text,
     entity_data,
     note_what_limits_nobody,
     number,
     read_quotas,
 )
-from cli.common.output import Column, Row
+from metaquorum.cli.common.output import Column, Row
 from metaquorum.client.quotas import Quotas, in_order
 from metaquorum.metadata.quota_lookup import QuotaEntity
 

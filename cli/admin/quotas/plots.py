@@ -5,8 +5,8 @@ from typing import Final
 
 import click
 
-from cli.admin.quotas.traffic import Timeline
-from cli.common.output import size_text
+from metaquorum.cli.admin.quotas.traffic import Timeline
+from metaquorum.cli.common.output import size_text
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 WIDTH: Final = 72

@@ -5,9 +5,9 @@ import time
 
 import click
 
-from cli.admin.common.session import REFUSED, Session, session_command
-from cli.admin.quotas.explain import ANONYMOUS
-from cli.admin.quotas.traffic import MAX_SECONDS
+from metaquorum.cli.admin.common.session import REFUSED, Session, session_command
+from metaquorum.cli.admin.quotas.explain import ANONYMOUS
+from metaquorum.cli.admin.quotas.traffic import MAX_SECONDS
 from metaquorum.client.usage.quota_use import QuotaClient
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, OBSERVED, PRODUCER_BYTE_RATE
 

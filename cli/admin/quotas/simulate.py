@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.admin.quotas.entities import BYTE_RATES, amount_text, number, parse_amount
-from cli.admin.quotas.plots import text_plot, write_image
-from cli.admin.quotas.traffic import (
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.quotas.entities import BYTE_RATES, amount_text, number, parse_amount
+from metaquorum.cli.admin.quotas.plots import text_plot, write_image
+from metaquorum.cli.admin.quotas.traffic import (
     MAX_CONNECTIONS,
     MAX_SECONDS,
     TICK_S,
@@ -17,7 +17,7 @@ from cli.admin.quotas.traffic import (
     Timeline,
     run,
 )
-from cli.common.output import Column, Row, show_pairs, show_table, size_text
+from metaquorum.cli.common.output import Column, Row, show_pairs, show_table, size_text
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 
 MAX_INTERVALS: Final = 1_000_000

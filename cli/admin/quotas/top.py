@@ -5,9 +5,9 @@ import time
 
 import click
 
-from cli.admin.common.session import Session, session_command
-from cli.admin.quotas.entities import amount_text, number
-from cli.common.output import Column, Row, show_table
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.admin.quotas.entities import amount_text, number
+from metaquorum.cli.common.output import Column, Row, show_table
 from metaquorum.client.usage.quota_use import MutedConnection, QuotaUse
 from metaquorum.metadata.quota_lookup import CONTROLLER_MUTATION_RATE
 

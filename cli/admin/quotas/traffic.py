@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.quotas.rate_window import RateWindow
-from wire.primitives.frozen import frozen
+from metaquorum.dataplane.quotas.rate_window import RateWindow
+from metaquorum.wire.primitives.frozen import frozen
 
 TICK_S: Final = 0.01  # the profile adds bytes in steps of this time
 SERVICE_S: Final = 0.001

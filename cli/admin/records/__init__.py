@@ -1,5 +1,5 @@
 """mq-admin produce, consume and records: input and output of records as text.
 
-Imports `cli.admin.common`. I/O: standard input and output, and the network through the client.
-`text` converts records to text and back.
+Imports `metaquorum.cli.admin.common`. I/O: standard input and output, and the network through the
+client. `text` converts records to text and back.
 """

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.session import (
     INT32_MAX,
     INT64_MAX,
     Session,
@@ -12,8 +12,8 @@ from cli.admin.common.session import (
     topic_argument,
     yes_option,
 )
-from cli.common.output import Column, Row
-from cli.common.times import time_value
+from metaquorum.cli.common.output import Column, Row
+from metaquorum.cli.common.times import time_value
 from metaquorum.client.admin import HIGH_WATERMARK
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.socket_transport import wait

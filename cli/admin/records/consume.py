@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.session import (
     INT32_MAX,
     INT64_MAX,
     Session,
@@ -14,9 +14,9 @@ from cli.admin.common.session import (
     session_command,
     topic_argument,
 )
-from cli.admin.records.text import TextError, formatter, to_json
-from cli.common.output import json_line, yaml_text
-from cli.common.times import time_value
+from metaquorum.cli.admin.records.text import TextError, formatter, to_json
+from metaquorum.cli.common.output import json_line, yaml_text
+from metaquorum.cli.common.times import time_value
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.consumer import ConsumedRecord, Consumer, Start
 from metaquorum.client.socket_transport import BlockingConsumer, wait
@@ -176,7 +176,7 @@ def _consume_group(
     limit: int | None,
     follow: bool,
 ) -> None:
-    from cli.admin.records.group_output import GroupOutput, PrintedOffsets
+    from metaquorum.cli.admin.records.group_output import GroupOutput, PrintedOffsets
     from metaquorum.client.groups.blocking import open_group_consumer
 
     printed = PrintedOffsets()

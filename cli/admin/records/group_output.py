@@ -17,7 +17,7 @@ from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.blocking import BlockingGroupConsumer
 from metaquorum.client.groups.group_consumer import RebalanceListener
 from metaquorum.client.socket_transport import BlockingAdmin
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 COMMIT_TIMEOUT_S: Final = 5.0
 # The partitions have another owner, or will have: it reads the records again.

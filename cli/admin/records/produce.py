@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.session import (
     INT32_MAX,
     Session,
     client_id_option,
@@ -15,8 +15,8 @@ from cli.admin.common.session import (
     session_command,
     topic_argument,
 )
-from cli.admin.records.text import TextError, from_json, unescape
-from cli.common.output import Column
+from metaquorum.cli.admin.records.text import TextError, from_json, unescape
+from metaquorum.cli.common.output import Column
 from metaquorum.client.producer import (
     ALL_REPLICAS,
     DEFAULT_BATCH_BYTES,
@@ -25,7 +25,7 @@ from metaquorum.client.producer import (
     ProducerRecord,
 )
 from metaquorum.client.socket_transport import BlockingProducer
-from wire.records.records import Codec
+from metaquorum.wire.records.records import Codec
 
 READ_BYTES: Final = 1 << 20
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024

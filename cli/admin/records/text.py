@@ -7,8 +7,8 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cli.common.output import json_line
-from cli.common.times import iso_text
+from metaquorum.cli.common.output import json_line
+from metaquorum.cli.common.times import iso_text
 from metaquorum.client.consumer import ConsumedRecord
 from metaquorum.client.producer import ProducerRecord
 

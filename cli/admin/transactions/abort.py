@@ -4,8 +4,8 @@ import shlex
 
 import click
 
-from cli.admin.common.scopes import parse_partition
-from cli.admin.common.session import (
+from metaquorum.cli.admin.common.scopes import parse_partition
+from metaquorum.cli.admin.common.session import (
     INT32_MAX,
     INT64_MAX,
     Session,
@@ -13,11 +13,11 @@ from cli.admin.common.session import (
     session_command,
     yes_option,
 )
-from cli.admin.transactions.options import complete_transactional_ids
+from metaquorum.cli.admin.transactions.options import complete_transactional_ids
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError
 from metaquorum.client.transactions.values import ProducerState, TransactionDescription
-from wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.errors import KafkaError, WireError
 
 _INT16_MAX = 2**15 - 1
 

@@ -2,11 +2,15 @@
 
 import click
 
-from cli.admin.transactions.abort import abort_command
-from cli.admin.transactions.describe import describe_command, list_command, producers_command
-from cli.admin.transactions.explain import explain_command
-from cli.admin.transactions.hanging import hanging_command
-from cli.admin.transactions.remove import remove_command
+from metaquorum.cli.admin.transactions.abort import abort_command
+from metaquorum.cli.admin.transactions.describe import (
+    describe_command,
+    list_command,
+    producers_command,
+)
+from metaquorum.cli.admin.transactions.explain import explain_command
+from metaquorum.cli.admin.transactions.hanging import hanging_command
+from metaquorum.cli.admin.transactions.remove import remove_command
 
 
 @click.group(

@@ -6,12 +6,12 @@ from typing import Final
 
 import click
 
-from cli.admin.common.coordinators import coordinator_text, report_missing
-from cli.admin.common.scopes import by_topic, parse_partition
-from cli.admin.common.session import INT64_MAX, Session, complete_topics, session_command
-from cli.admin.transactions.options import complete_transactional_ids
-from cli.common.output import Column, Row, show_pairs
-from cli.common.times import iso_text
+from metaquorum.cli.admin.common.coordinators import coordinator_text, report_missing
+from metaquorum.cli.admin.common.scopes import by_topic, parse_partition
+from metaquorum.cli.admin.common.session import INT64_MAX, Session, complete_topics, session_command
+from metaquorum.cli.admin.transactions.options import complete_transactional_ids
+from metaquorum.cli.common.output import Column, Row, show_pairs
+from metaquorum.cli.common.times import iso_text
 from metaquorum.client.groups.explanation.words import duration, ranges
 from metaquorum.client.transactions.values import STATES, ProducerState, TransactionDescription
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE

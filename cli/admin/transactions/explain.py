@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.scopes import by_topic, parse_scope
-from cli.admin.common.session import Session, complete_topics, session_command
-from cli.admin.transactions.describe import producer_row
-from cli.common.output import Column, Row, printable, show_table
-from cli.common.times import iso_text
+from metaquorum.cli.admin.common.scopes import by_topic, parse_scope
+from metaquorum.cli.admin.common.session import Session, complete_topics, session_command
+from metaquorum.cli.admin.transactions.describe import producer_row
+from metaquorum.cli.common.output import Column, Row, printable, show_table
+from metaquorum.cli.common.times import iso_text
 from metaquorum.client.topic_survival import Level, Sentence
 from metaquorum.client.transactions.stall_explanation import explain
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction

@@ -5,15 +5,15 @@ from typing import Final
 
 import click
 
-from cli.admin.common.scopes import parse_scopes, topics_option
-from cli.admin.common.session import Session, session_command
-from cli.common.output import Column, Row
+from metaquorum.cli.admin.common.scopes import parse_scopes, topics_option
+from metaquorum.cli.admin.common.session import Session, session_command
+from metaquorum.cli.common.output import Column, Row
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
 from metaquorum.client.groups.explanation.words import duration
 from metaquorum.client.transactions.hanging import DEFAULT_MAX_TIMEOUT_S
 from metaquorum.client.transactions.values import HangingTransaction, OpenTransaction
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _COLUMNS: Final = (
     Column("topic"),

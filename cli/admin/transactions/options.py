@@ -2,7 +2,7 @@
 
 import click
 
-from cli.admin.common.session import completions
+from metaquorum.cli.admin.common.session import completions
 from metaquorum.client.transactions.blocking import BlockingTransactionAdmin
 
 

@@ -2,8 +2,8 @@
 
 import click
 
-from cli.admin.common.session import Session, session_command, yes_option
-from cli.admin.transactions.options import complete_transactional_ids
+from metaquorum.cli.admin.common.session import Session, session_command, yes_option
+from metaquorum.cli.admin.transactions.options import complete_transactional_ids
 
 # Ids of a client that are removed at a time.
 AT_ONCE = 1000

@@ -19,27 +19,27 @@ once the record is committed. Source: KIP-62, 345, 394, 559, 814, and the behavi
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
-from dataplane.coordinators.group.members import (
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
+from metaquorum.dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from metaquorum.dataplane.coordinators.group.members import (
     GroupMember,
     GroupMembers,
     never_muted,
 )
-from dataplane.coordinators.group.rebalance_history import RebalanceHistory
-from dataplane.coordinators.group.rebalancing import (
+from metaquorum.dataplane.coordinators.group.rebalance_history import RebalanceHistory
+from metaquorum.dataplane.coordinators.group.rebalancing import (
     MAX_MEMBERS,
     GroupLimits,
     GroupState,
     Persist,
     Rebalancing,
 )
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupMetadataValue,
     MemberMetadata,
     RecordedGeneration,
 )
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.group.requests import (
     NO_ERROR,
     NO_GENERATION,
     JoinAnswer,
@@ -50,11 +50,11 @@ from dataplane.coordinators.group.requests import (
     SyncCallback,
     SyncRequest,
 )
-from dataplane.coordinators.group.sessions import PendingMember, Sessions
-from dataplane.coordinators.group.timeouts import Timeouts
-from dataplane.instruments.histogram import Histogram
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.coordinators.group.sessions import PendingMember, Sessions
+from metaquorum.dataplane.coordinators.group.timeouts import Timeouts
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
 # Members from which on a group keeps the topics of all of them: reading them takes a millisecond.

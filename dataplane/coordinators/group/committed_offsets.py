@@ -33,10 +33,10 @@ from struct import Struct
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
-from dataplane.coordinators.group.group_table import GroupTable
-from dataplane.coordinators.group.offset_retention import OffsetRetention
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
+from metaquorum.dataplane.coordinators.group.group_table import GroupTable
+from metaquorum.dataplane.coordinators.group.offset_retention import OffsetRetention
+from metaquorum.dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
     check_offset_value,
@@ -45,9 +45,12 @@ from dataplane.coordinators.group.record_formats import (
     offset_timestamps,
     offset_topic_id,
 )
-from dataplane.coordinators.group.transactional_offsets import Place, TransactionalOffsets
-from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.dataplane.coordinators.group.transactional_offsets import (
+    Place,
+    TransactionalOffsets,
+)
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
 # refused (`has_room`), as while the in-sync replicas are too few.

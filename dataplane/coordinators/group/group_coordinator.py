@@ -23,26 +23,26 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
-from dataplane.coordinators.budget_log import BudgetLog
-from dataplane.coordinators.client_budget import is_longer
-from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
-from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.requests import member_id_of
-from dataplane.coordinators.group.transactional_offsets import Place
-from dataplane.coordinators.partitioning import partition_of
-from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
-from dataplane.coordinators.shard import Write
-from dataplane.log.segments.producers import TransactionMarker
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.features import check_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
+from metaquorum.dataplane.coordinators.budget_log import BudgetLog
+from metaquorum.dataplane.coordinators.client_budget import is_longer
+from metaquorum.dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
+from metaquorum.dataplane.coordinators.group.group_statistics import GroupStatistics
+from metaquorum.dataplane.coordinators.group.requests import member_id_of
+from metaquorum.dataplane.coordinators.group.transactional_offsets import Place
+from metaquorum.dataplane.coordinators.partitioning import partition_of
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import METADATA_VERSION
 from metaquorum.runtime.interfaces import sleep
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 log = logging.getLogger(__name__)
 

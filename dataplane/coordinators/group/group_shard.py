@@ -1,8 +1,8 @@
 """Groups and committed offsets of one partition of `__consumer_offsets`. Plain state, no I/O.
 
 Every operation returns its answer, None for a JoinGroup or SyncGroup that waits, or a `Write` with
-the records and the answer that holds once they are committed (`dataplane.coordinators.shard`).
-Commits that are accepted:
+the records and the answer that holds once they are committed
+(`metaquorum.dataplane.coordinators.shard`). Commits that are accepted:
 
     the group                        a commit
     does not exist                   without a generation only; creates the group's offsets
@@ -36,7 +36,7 @@ from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from dataplane.coordinators.client_budget import (
+from metaquorum.dataplane.coordinators.client_budget import (
     COORDINATOR,
     MAX_NEW_ID_BYTES,
     UNKNOWN,
@@ -45,30 +45,33 @@ from dataplane.coordinators.client_budget import (
     is_longer,
     text_bytes,
 )
-from dataplane.coordinators.group.classic_group import (
+from metaquorum.dataplane.coordinators.group.classic_group import (
     CONSUMER,
     ClassicGroup,
     MutedUntil,
     group_bytes,
 )
-from dataplane.coordinators.group.committed_offsets import (
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
     Added,
     CommittedOffsets,
     TopicIdOf,
 )
-from dataplane.coordinators.group.committed_offsets import (
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
     group_bytes as offsets_group_bytes,
 )
-from dataplane.coordinators.group.group_statistics import GroupStatistics
-from dataplane.coordinators.group.members import (
+from metaquorum.dataplane.coordinators.group.group_statistics import GroupStatistics
+from metaquorum.dataplane.coordinators.group.members import (
     MEMBER_BYTES,
     REFUSED,
     never_muted,
     protocols_bytes,
 )
-from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
-from dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.offset_retention import (
+    OffsetRetention,
+    offset_retention,
+)
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupLimits, GroupState, Persist
+from metaquorum.dataplane.coordinators.group.record_formats import (
     DELETED_GROUP_VERSION,
     LONG_VALUE_BYTES,
     GroupKey,
@@ -86,7 +89,7 @@ from dataplane.coordinators.group.record_formats import (
     encode_key,
     encode_offset_value,
 )
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.group.requests import (
     NO_ERROR,
     JoinAnswer,
     JoinCallback,
@@ -97,13 +100,13 @@ from dataplane.coordinators.group.requests import (
     SyncRequest,
     member_id_of,
 )
-from dataplane.coordinators.group.timeouts import Timeouts, is_never_over
-from dataplane.coordinators.group.transactional_offsets import Place, waiting_bytes
-from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import Uuid
+from metaquorum.dataplane.coordinators.group.timeouts import Timeouts, is_never_over
+from metaquorum.dataplane.coordinators.group.transactional_offsets import Place, waiting_bytes
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import Uuid
 
 # Most protocols of one member: the memory of a member is also bounded by its request.
 MAX_PROTOCOLS: Final = 64

@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from dataplane.coordinators.client_budget import ClientBudget, Refusal, text_bytes
-from dataplane.coordinators.group.record_formats import MemberMetadata, encode_member_head
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget, Refusal, text_bytes
+from metaquorum.dataplane.coordinators.group.record_formats import (
+    MemberMetadata,
+    encode_member_head,
+)
+from metaquorum.dataplane.coordinators.group.requests import (
     NO_MEMBER,
     JoinAnswer,
     JoinCallback,
@@ -20,8 +23,8 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
 )
-from dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Memory of a member without its ids, protocols and assignment.
 MEMBER_BYTES: Final = 1000

@@ -17,7 +17,7 @@ Apache Kafka 4.3.1.
 from collections.abc import Collection
 from typing import Final
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 

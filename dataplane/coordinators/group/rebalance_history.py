@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dataplane.coordinators.client_budget import text_bytes
-from dataplane.coordinators.group.members import GroupMember
-from dataplane.coordinators.group.requests import NAME_LENGTH
-from dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.coordinators.client_budget import text_bytes
+from metaquorum.dataplane.coordinators.group.members import GroupMember
+from metaquorum.dataplane.coordinators.group.requests import NAME_LENGTH
+from metaquorum.dataplane.instruments.histogram import Histogram
 
 KEPT: Final = 16
 REASON_LENGTH: Final = 255  # characters of a client's own words, as Kafka keeps

@@ -37,14 +37,14 @@ from itertools import islice
 from math import inf
 from typing import Final
 
-from dataplane.coordinators.group.members import GroupMember, GroupMembers
-from dataplane.coordinators.group.rebalance_history import RebalanceHistory
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.members import GroupMember, GroupMembers
+from metaquorum.dataplane.coordinators.group.rebalance_history import RebalanceHistory
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupMetadataValue,
     RecordedGeneration,
     encode_members,
 )
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.group.requests import (
     NO_ERROR,
     JoinAnswer,
     JoinedMembers,
@@ -52,10 +52,10 @@ from dataplane.coordinators.group.requests import (
     SyncCallback,
     SyncRequest,
 )
-from dataplane.coordinators.group.sessions import Sessions
-from dataplane.coordinators.group.timeouts import Timeout, Timeouts
-from dataplane.scheduling.time_slices import PIECE_ROWS
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.coordinators.group.sessions import Sessions
+from metaquorum.dataplane.coordinators.group.timeouts import Timeout, Timeouts
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Shortest wait of the first rebalance, also with group.initial.rebalance.delay.ms=0: members that
 # start together then share the first generation, and need no second rebalance. In Kafka, the change

@@ -32,11 +32,20 @@ from struct import error as LayoutError  # noqa: N812
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
-from dataplane.scheduling.time_slices import Work, emptied
-from wire.primitives.errors import WireError
-from wire.primitives.types import ZERO_UUID, Uuid
-from wire.schema import codec
-from wire.schema.message import Message, Struct, array, blob, boolean, int32, int64, string
+from metaquorum.dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.schema import codec
+from metaquorum.wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    blob,
+    boolean,
+    int32,
+    int64,
+    string,
+)
 
 OFFSET_KEY_VERSIONS: Final = (0, 1)
 OFFSET_KEY_VERSION: Final = 1

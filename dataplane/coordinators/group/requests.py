@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from dataplane.coordinators.client_budget import UNKNOWN
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 NO_GENERATION: Final = -1
 NO_MEMBER: Final = ""

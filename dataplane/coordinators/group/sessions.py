@@ -17,9 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from dataplane.coordinators.client_budget import ClientBudget, text_bytes
-from dataplane.coordinators.group.members import GroupMember, GroupMembers
-from dataplane.coordinators.group.timeouts import Timeout, Timeouts
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget, text_bytes
+from metaquorum.dataplane.coordinators.group.members import GroupMember, GroupMembers
+from metaquorum.dataplane.coordinators.group.timeouts import Timeout, Timeouts
 
 # Memory of an id that was given to a new member, without its characters.
 PENDING_BYTES: Final = 600

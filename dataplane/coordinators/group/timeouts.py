@@ -7,7 +7,7 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import Work, emptied
 
 # Timeouts that one `run` calls; each may end a rebalance.
 CALLED_AT_ONCE: Final = 64

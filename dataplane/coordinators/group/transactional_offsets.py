@@ -16,8 +16,8 @@ offset's record, which has to be kept with it; here a commit notes what it overt
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
-from dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
+from metaquorum.dataplane.scheduling.time_slices import Work, emptied
 
 # Offsets that one step commits or forgets at the end of a transaction.
 ENDED_AT_ONCE: Final = 128

@@ -14,7 +14,7 @@ id. Counted repetitions, flags and classes by name are refused, as is a pattern 
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from dataplane.scheduling.time_slices import Work, at_once
+from metaquorum.dataplane.scheduling.time_slices import Work, at_once
 
 MAX_CHARACTERS: Final = 256
 MAX_NESTED: Final = 32

@@ -28,26 +28,26 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.coordinators.transaction.transaction import (
+from metaquorum.dataplane.coordinators.transaction.transaction import (
     PREPARE_COMMIT,
     Place,
     Transaction,
 )
-from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from dataplane.instruments.histogram import Histogram
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.network.delayed import Timers
-from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_order
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from metaquorum.dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.network.delayed import Timers
+from metaquorum.dataplane.replication.worker_client import WorkerClient
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_order
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import Clock
-from wire.messages.write_txn_markers import (
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ loses before the search looks at it.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from dataplane.coordinators.transaction.transaction import Place
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import TimeSlicer, Work, for_each_of
+from metaquorum.dataplane.coordinators.transaction.transaction import Place
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, Work, for_each_of
 
 PlacesOf: TypeAlias = Mapping[int, Collection[Place]]  # by producer id
 

@@ -23,7 +23,7 @@ from struct import Struct as Layout
 from struct import error as LayoutError  # noqa: N812
 from typing import Final
 
-from dataplane.coordinators.transaction.transaction import (
+from metaquorum.dataplane.coordinators.transaction.transaction import (
     EMPTY,
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -32,9 +32,9 @@ from dataplane.coordinators.transaction.transaction import (
     Transaction,
     by_topic,
 )
-from wire.primitives.errors import WireError
-from wire.schema import codec
-from wire.schema.message import Message, Struct, array, int8, int16, int32, int64, string
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.schema import codec
+from metaquorum.wire.schema.message import Message, Struct, array, int8, int16, int32, int64, string
 
 KEY_VERSION: Final = 0
 HIGHEST_VALUE_VERSION: Final = 1

@@ -26,8 +26,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1

@@ -14,34 +14,41 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from dataplane.coordinators.asked import Asked
-from dataplane.coordinators.background_writes import BackgroundWrites
-from dataplane.coordinators.budget_log import BudgetLog
-from dataplane.coordinators.client_budget import UNKNOWN
-from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
-from dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
-from dataplane.coordinators.shard import Write
-from dataplane.coordinators.transaction.configs import TransactionConfigs
-from dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
-from dataplane.coordinators.transaction.marker_sender import MarkerSender, WritesMarkers
-from dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
-from dataplane.coordinators.transaction.transaction import BY_NAME, Place, State, Transaction
-from dataplane.coordinators.transaction.transaction_shard import (
+from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
+from metaquorum.dataplane.coordinators.asked import Asked
+from metaquorum.dataplane.coordinators.background_writes import BackgroundWrites
+from metaquorum.dataplane.coordinators.budget_log import BudgetLog
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
+from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.coordinators.transaction.configs import TransactionConfigs
+from metaquorum.dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
+from metaquorum.dataplane.coordinators.transaction.marker_sender import MarkerSender, WritesMarkers
+from metaquorum.dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
+from metaquorum.dataplane.coordinators.transaction.transaction import (
+    BY_NAME,
+    Place,
+    State,
+    Transaction,
+)
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import (
     Expected,
     Outcome,
     TransactionShard,
     is_too_long,
 )
-from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
-from dataplane.partition.partition import Partition
-from dataplane.replication.worker_client import WorkerClient
-from dataplane.scheduling.time_slices import Work, pieces
-from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
+from metaquorum.dataplane.coordinators.transaction.transaction_statistics import (
+    TransactionStatistics,
+)
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication.worker_client import WorkerClient
+from metaquorum.dataplane.scheduling.time_slices import Work, pieces
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
 from metaquorum.runtime.interfaces import sleep
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -49,12 +56,12 @@ from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
 )
-from wire.messages.list_transactions import (
+from metaquorum.wire.messages.list_transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
     TransactionState,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from itertools import chain, islice
 from math import inf
 from typing import Final, NamedTuple, TypeVar
 
-from dataplane.coordinators.client_budget import (
+from metaquorum.dataplane.coordinators.client_budget import (
     COORDINATOR,
     MAX_NEW_ID_BYTES,
     UNKNOWN,
@@ -45,8 +45,8 @@ from dataplane.coordinators.client_budget import (
     is_longer,
     text_bytes,
 )
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.coordinators.transaction.record_formats import (
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.coordinators.transaction.record_formats import (
     MAX_ID_BYTES,
     MalformedRecordError,
     decode_key,
@@ -54,7 +54,7 @@ from dataplane.coordinators.transaction.record_formats import (
     encode_key,
     encode_value,
 )
-from dataplane.coordinators.transaction.transaction import (
+from metaquorum.dataplane.coordinators.transaction.transaction import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
     COMPLETED,
@@ -75,9 +75,11 @@ from dataplane.coordinators.transaction.transaction import (
     State,
     Transaction,
 )
-from dataplane.coordinators.transaction.transaction_statistics import TransactionStatistics
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.coordinators.transaction.transaction_statistics import (
+    TransactionStatistics,
+)
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 A = TypeVar("A")
 

@@ -1,6 +1,6 @@
 """Counts and times of one worker's transactions since its start, for metrics. Plain state."""
 
-from dataplane.instruments.histogram import Histogram
+from metaquorum.dataplane.instruments.histogram import Histogram
 
 
 class TransactionStatistics:

@@ -8,7 +8,7 @@ slices and sends large ones by sendfile. A fetch that finds less than `min_bytes
 partitions and reads again when enough bytes have been appended, its wait time is over, or another
 event happens to one of the partitions (`delayed_fetch`).
 
-A request of many partitions is work in pieces (`dataplane.scheduling.time_slices`): it watches each
-partition before it reads it, so that it misses no event between two pieces, and after a wait it
-reads only the partitions with events again.
+A request of many partitions is work in pieces (`metaquorum.dataplane.scheduling.time_slices`): it
+watches each partition before it reads it, so that it misses no event between two pieces, and after
+a wait it reads only the partitions with events again.
 """

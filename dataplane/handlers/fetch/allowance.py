@@ -2,11 +2,11 @@
 
 from typing import Final, Protocol
 
-from dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of
-from dataplane.quotas.replication_quota import ReplicationQuotas
-from dataplane.worker.capabilities import HasQuotas
-from dataplane.worker.context import Request
-from wire.messages.fetch import FetchRequest
+from metaquorum.dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
+from metaquorum.dataplane.worker.capabilities import HasQuotas
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.fetch import FetchRequest
 
 _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from dataplane.fetch.long_polls import LongPolls
-from dataplane.fetch.sessions import FetchSessions
-from dataplane.worker.capabilities import HasClock, HasDisk, HasImage, ReadsPartitions
+from metaquorum.dataplane.fetch.long_polls import LongPolls
+from metaquorum.dataplane.fetch.sessions import FetchSessions
+from metaquorum.dataplane.worker.capabilities import HasClock, HasDisk, HasImage, ReadsPartitions
 
 
 class AnswersFetches(ReadsPartitions, HasDisk, HasImage, Protocol):

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from dataplane.log.segments.files import ColdError
-from dataplane.worker.capabilities import HasDisk
+from metaquorum.dataplane.log.segments.files import ColdError
+from metaquorum.dataplane.worker.capabilities import HasDisk
 from metaquorum.runtime import StorageError
 
 # Attempts to find the records with uncached pages read in a worker thread; then the event loop

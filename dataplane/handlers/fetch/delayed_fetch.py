@@ -3,13 +3,13 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
-from dataplane.fetch.long_polls import LongPolls
-from dataplane.fetch.parked_polls import ParkedRequests
-from dataplane.fetch.reader import FetchReader
-from dataplane.network.delayed import DelayedResponse
-from dataplane.partition.partition import FetchWaiter
-from dataplane.scheduling.time_slices import Work
-from wire.messages.fetch import FetchRequest, FetchResponse
+from metaquorum.dataplane.fetch.long_polls import LongPolls
+from metaquorum.dataplane.fetch.parked_polls import ParkedRequests
+from metaquorum.dataplane.fetch.reader import FetchReader
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse
 
 # Longest long poll; a client with a longer max_wait_ms gets an empty response after it.
 MAX_WAIT_MS: Final = 5 * 60 * 1000

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
-from dataplane.fetch.reader import FetchReader, size_of, waiters_for
-from dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, Key
-from dataplane.fetch.throttled_reads import ThrottledReads
-from dataplane.handlers.fetch.allowance import FetchAllowance
-from dataplane.handlers.fetch.capabilities import KeepsSessions
-from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
-from dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
-from dataplane.handlers.fetch.response_rows import Rows
-from dataplane.partition.partition import FetchWaiter, Partition, Watcher
-from dataplane.scheduling.time_slices import (
+from metaquorum.dataplane.fetch.reader import FetchReader, size_of, waiters_for
+from metaquorum.dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, Key
+from metaquorum.dataplane.fetch.throttled_reads import ThrottledReads
+from metaquorum.dataplane.handlers.fetch.allowance import FetchAllowance
+from metaquorum.dataplane.handlers.fetch.capabilities import KeepsSessions
+from metaquorum.dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
+from metaquorum.dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
+from metaquorum.dataplane.handlers.fetch.response_rows import Rows
+from metaquorum.dataplane.partition.partition import FetchWaiter, Partition, Watcher
+from metaquorum.dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     PIECE_ROWS,
     Work,
@@ -26,14 +26,14 @@ from dataplane.scheduling.time_slices import (
     pieces,
 )
 from metaquorum.metadata.image import MetadataImage
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
     PartitionData,
 )
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 _Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
 # Request, partition, row, and the partition's `event_count` at its read, or _NEVER.

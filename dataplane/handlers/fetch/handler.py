@@ -6,26 +6,26 @@ up to the log end.
 
 from typing import Final, Protocol
 
-from dataplane.fetch.reader import replica_of
-from dataplane.fetch.sessions import is_whole
-from dataplane.handlers.fetch.allowance import FetchAllowance, LimitsFetches
-from dataplane.handlers.fetch.capabilities import KeepsSessions
-from dataplane.handlers.fetch.delayed_fetch import Answer
-from dataplane.handlers.fetch.full_fetch import FullFetch
-from dataplane.handlers.fetch.incremental_fetch import continue_session
-from dataplane.quotas.replication_quota import ReplicationQuotas
-from dataplane.replication.earlier_workers import EarlierFollowers
-from dataplane.replication.replica_authentication import fetch_claim_error
-from dataplane.scheduling.time_slices import Work
-from dataplane.worker.context import Request
+from metaquorum.dataplane.fetch.reader import replica_of
+from metaquorum.dataplane.fetch.sessions import is_whole
+from metaquorum.dataplane.handlers.fetch.allowance import FetchAllowance, LimitsFetches
+from metaquorum.dataplane.handlers.fetch.capabilities import KeepsSessions
+from metaquorum.dataplane.handlers.fetch.delayed_fetch import Answer
+from metaquorum.dataplane.handlers.fetch.full_fetch import FullFetch
+from metaquorum.dataplane.handlers.fetch.incremental_fetch import continue_session
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
+from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers
+from metaquorum.dataplane.replication.replica_authentication import fetch_claim_error
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
     PartitionData,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _TOPIC_IDS_SINCE: Final = 13
 _ISOLATION_LEVELS: Final = (0, 1)  # read_uncommitted, read_committed

@@ -1,23 +1,24 @@
 """Incremental fetches: requests that continue a fetch session (KIP-227).
 
-Only partitions with events since their last read are read (`dataplane.fetch.sessions`). A request
-ends the wait of the one before it in the session, which then answers INVALID_FETCH_SESSION_EPOCH.
+Only partitions with events since their last read are read (`metaquorum.dataplane.fetch.sessions`).
+A request ends the wait of the one before it in the session, which then answers
+INVALID_FETCH_SESSION_EPOCH.
 """
 
 from collections.abc import Generator, Iterable
 from typing import Final, TypeAlias, TypeVar
 
-from dataplane.fetch.reader import FetchReader, replica_of, size_of
-from dataplane.fetch.sessions import FetchSession, SessionPartition, has_many
-from dataplane.handlers.fetch.allowance import FetchAllowance
-from dataplane.handlers.fetch.capabilities import AnswersFetches, KeepsSessions
-from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
-from dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
-from dataplane.handlers.fetch.response_rows import Rows
-from dataplane.partition.partition import NO_ERROR, Partition
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, pieces
-from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.fetch.reader import FetchReader, replica_of, size_of
+from metaquorum.dataplane.fetch.sessions import FetchSession, SessionPartition, has_many
+from metaquorum.dataplane.handlers.fetch.allowance import FetchAllowance
+from metaquorum.dataplane.handlers.fetch.capabilities import AnswersFetches, KeepsSessions
+from metaquorum.dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
+from metaquorum.dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
+from metaquorum.dataplane.handlers.fetch.response_rows import Rows
+from metaquorum.dataplane.partition.partition import NO_ERROR, Partition
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, pieces
+from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Session partition, row, and the partition's `event_count` at its read, or _NEVER.
 _Looked: TypeAlias = tuple[SessionPartition, PartitionData, int]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from dataplane.fetch.reader import FetchReader
-from wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
-from wire.primitives.types import Uuid
+from metaquorum.dataplane.fetch.reader import FetchReader
+from metaquorum.wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from metaquorum.wire.primitives.types import Uuid
 
 
 class Rows:

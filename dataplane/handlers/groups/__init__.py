@@ -1,6 +1,6 @@
 """Handlers of the group APIs: members, committed offsets, administration, FindCoordinator.
 
-They translate requests for `dataplane.coordinators.group`, and its answers. May import
+They translate requests for `metaquorum.dataplane.coordinators.group`, and its answers. May import
 `coordinators`, `worker` and below. No I/O, except through the controller client of the worker, to
 create `__consumer_offsets`.
 """

@@ -7,15 +7,15 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol
 
-from dataplane.coordinators.group.classic_group import ClassicGroup
-from dataplane.coordinators.group.members import NEVER, GroupMember
-from dataplane.coordinators.group.rebalance_history import Rebalance
-from dataplane.coordinators.group.rebalancing import GroupState
-from dataplane.handlers.groups.asking import HasGroups
-from dataplane.scheduling.time_slices import Work, each_once, in_pieces
-from dataplane.worker.capabilities import HasClock
-from dataplane.worker.context import Request
-from wire.messages.describe_group_activity import (
+from metaquorum.dataplane.coordinators.group.classic_group import ClassicGroup
+from metaquorum.dataplane.coordinators.group.members import NEVER, GroupMember
+from metaquorum.dataplane.coordinators.group.rebalance_history import Rebalance
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupState
+from metaquorum.dataplane.handlers.groups.asking import HasGroups
+from metaquorum.dataplane.scheduling.time_slices import Work, each_once, in_pieces
+from metaquorum.dataplane.worker.capabilities import HasClock
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.describe_group_activity import (
     ActiveGroup,
     ActiveMember,
     DescribeGroupActivityRequest,
@@ -24,7 +24,7 @@ from wire.messages.describe_group_activity import (
     PastRebalance,
     PendingMember,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 UNKNOWN_MS: Final = -1
 

@@ -4,32 +4,32 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
-from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.group.members import GroupMember
-from dataplane.coordinators.group.rebalancing import GroupState
-from dataplane.handlers.groups.asking import (
+from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
+from metaquorum.dataplane.coordinators.group.members import GroupMember
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupState
+from metaquorum.dataplane.handlers.groups.asking import (
     GROUP_OPERATIONS,
     CoordinatesGroups,
     GroupResponse,
     HasGroups,
     settled,
 )
-from dataplane.scheduling.time_slices import Work, each_once, in_pieces, pieces
-from dataplane.worker.context import Request
-from wire.messages.delete_groups import (
+from metaquorum.dataplane.scheduling.time_slices import Work, each_once, in_pieces, pieces
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
 )
-from wire.messages.describe_groups import (
+from metaquorum.wire.messages.describe_groups import (
     DescribedGroup,
     DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
-from wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 CLASSIC: Final = "classic"
 _STATES: Final = frozenset(state.value.lower() for state in GroupState)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.shard import Write
-from dataplane.network.delayed import DelayedResponse
-from dataplane.scheduling.time_slices import Work
-from dataplane.worker.capabilities import HasClock, HasImage
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.worker.capabilities import HasClock, HasImage
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 T = TypeVar("T")
 Answer: TypeAlias = Message | Work[Message]

@@ -13,22 +13,22 @@ request for a group has the topic created.
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
-from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
-from dataplane.network.worker_addresses import WorkerAddress
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level, needs_level
-from dataplane.worker.internal_topics import InternalTopics
 from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
+from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
+from metaquorum.dataplane.network.worker_addresses import WorkerAddress
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import has_level, needs_level
+from metaquorum.dataplane.worker.internal_topics import InternalTopics
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from wire.messages.find_coordinator import (
+from metaquorum.wire.messages.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 Find: TypeAlias = Callable[[str], Coordinator]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from dataplane.coordinators.group.group_shard import MAX_PROTOCOLS, GroupShard
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.group.group_shard import MAX_PROTOCOLS, GroupShard
+from metaquorum.dataplane.coordinators.group.requests import (
     JoinAnswer,
     JoinedMember,
     JoinRequest,
@@ -18,8 +18,8 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from dataplane.coordinators.shard import Write
-from dataplane.handlers.groups.asking import (
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.handlers.groups.asking import (
     Answer,
     CoordinatesGroups,
     GroupResponse,
@@ -27,28 +27,28 @@ from dataplane.handlers.groups.asking import (
     drop,
     settled,
 )
-from dataplane.handlers.groups.parts import WritesInParts, write_in_parts
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied, in_pieces
-from dataplane.worker.context import Request
-from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from wire.messages.join_group import (
+from metaquorum.dataplane.handlers.groups.parts import WritesInParts, write_in_parts
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied, in_pieces
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from metaquorum.wire.messages.join_group import (
     JoinGroupRequest,
     JoinGroupResponse,
     JoinGroupResponseMember,
 )
-from wire.messages.leave_group import (
+from metaquorum.wire.messages.leave_group import (
     LeaveGroupRequest,
     LeaveGroupResponse,
     MemberIdentity,
     MemberResponse,
 )
-from wire.messages.sync_group import (
+from metaquorum.wire.messages.sync_group import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 _MEMBER_ID_REQUIRED_SINCE: Final = 4  # KIP-394
 _STATIC_SINCE: Final = 5  # KIP-345

@@ -7,21 +7,36 @@ PIECE_OFFSETS is several writes, each of which checks the member's generation.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
-from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
-from dataplane.coordinators.group.record_formats import OffsetValue
-from dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS
-from dataplane.coordinators.shard import Write
-from dataplane.handlers.groups.asking import Answer, CoordinatesGroups, GroupResponse, ask
-from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_of, in_pieces, row_count
-from dataplane.worker.capabilities import HasSlicer
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import GROUPS_LEVEL
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
+from metaquorum.dataplane.coordinators.group.group_shard import (
+    CommitRequest,
+    GroupShard,
+    OffsetToCommit,
+)
+from metaquorum.dataplane.coordinators.group.record_formats import OffsetValue
+from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.handlers.groups.asking import (
+    Answer,
+    CoordinatesGroups,
+    GroupResponse,
+    ask,
+)
+from metaquorum.dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
+from metaquorum.dataplane.scheduling.time_slices import (
+    PIECE_ROWS,
+    Work,
+    each_of,
+    in_pieces,
+    row_count,
+)
+from metaquorum.dataplane.worker.capabilities import HasSlicer
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.image import MetadataImage, TopicImage
-from wire.messages.offset_commit import (
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -29,7 +44,7 @@ from wire.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
@@ -37,7 +52,7 @@ from wire.messages.offset_delete import (
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
@@ -49,9 +64,9 @@ from wire.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.types import ZERO_UUID, Uuid
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.schema.message import Message
 
 R = TypeVar("R", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
 

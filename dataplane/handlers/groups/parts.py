@@ -15,14 +15,14 @@ from functools import partial
 from itertools import repeat
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from dataplane.coordinators.group.committed_offsets import piece_rows
-from dataplane.coordinators.group.group_shard import GroupShard
-from dataplane.coordinators.shard import Write
-from dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
-from dataplane.scheduling.time_slices import Work
-from dataplane.worker.capabilities import HasClock, HasSlicer
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.dataplane.coordinators.group.committed_offsets import piece_rows
+from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
+from metaquorum.dataplane.coordinators.shard import Write
+from metaquorum.dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.worker.capabilities import HasClock, HasSlicer
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 R = TypeVar("R")
 

@@ -6,9 +6,6 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.scheduling.time_slices import in_pieces
-from dataplane.worker.capabilities import AsksController, HasImage
-from dataplane.worker.context import Request
 from metaquorum.controller.quota_changes import (
     FilterPart,
     QuotaChange,
@@ -17,20 +14,23 @@ from metaquorum.controller.quota_changes import (
     checked_entity,
 )
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.dataplane.scheduling.time_slices import in_pieces
+from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import EntityPart
 from metaquorum.rpc.methods import CHANGE_QUOTAS, ChangeQuotas
-from wire.messages import alter_client_quotas, describe_client_quotas
-from wire.messages.alter_client_quotas import (
+from metaquorum.wire.messages import alter_client_quotas, describe_client_quotas
+from metaquorum.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     AlteredEntry,
 )
-from wire.messages.describe_client_quotas import (
+from metaquorum.wire.messages.describe_client_quotas import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # The request has no timeout of its own. Most clients wait 30 s for the response.
 CHANGE_S: Final = 25.0

@@ -8,18 +8,20 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Final, Protocol
 
-from dataplane.coordinators.client_budget import ClientBudget, ClientUse, Refusal
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.scheduling.time_slices import Work, pieces
-from dataplane.worker.context import Request
-from wire.messages.describe_coordinator_memory import (
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget, ClientUse, Refusal
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from metaquorum.dataplane.scheduling.time_slices import Work, pieces
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.describe_coordinator_memory import (
     DescribeCoordinatorMemoryRequest,
     DescribeCoordinatorMemoryResponse,
     DescribedBudget,
     DescribedClient,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 MAX_CLIENTS: Final = 1000  # described in one response, for each budget
 MAX_NAMES: Final = 1000

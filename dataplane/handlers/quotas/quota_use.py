@@ -10,12 +10,12 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.quotas.muting import ClientName
-from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
-from dataplane.worker.capabilities import HasControllerClient, HasQuotas
-from dataplane.worker.context import Request
 from metaquorum.config.addresses import canonical
 from metaquorum.controller.mutation_quotas import MutationUse
+from metaquorum.dataplane.quotas.muting import ClientName
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
+from metaquorum.dataplane.worker.capabilities import HasControllerClient, HasQuotas
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.quota_lookup import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -25,14 +25,14 @@ from metaquorum.metadata.quota_lookup import (
     REQUEST_PERCENTAGE,
 )
 from metaquorum.rpc.methods import DESCRIBE_MUTATIONS, DescribeMutations
-from wire.messages.describe_quota_use import (
+from metaquorum.wire.messages.describe_quota_use import (
     AskedClient,
     DescribedUse,
     DescribeQuotaUseRequest,
     DescribeQuotaUseResponse,
     MutedConnection,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_CLIENTS: Final = 100  # in one request
 MAX_USES: Final = 1000  # allowances, and muted connections, in one response

@@ -2,12 +2,20 @@
 
 from typing import Final
 
-from dataplane.scheduling.time_slices import Work, in_pieces
-from dataplane.worker.context import Request
-from wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
-from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
-from wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.create_acls import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
+)
+from metaquorum.wire.messages.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from metaquorum.wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Both texts are Kafka's: DescribeAcls has its own.
 _NO_AUTHORIZER: Final = "No Authorizer is configured."

@@ -9,26 +9,26 @@ announced because tools take a cluster without them for Kafka 1.0.
 
 from typing import Final
 
-from dataplane.scheduling.time_slices import Work, pieces
-from dataplane.worker.context import Request
+from metaquorum.dataplane.scheduling.time_slices import Work, pieces
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.rpc.methods import ANONYMOUS
-from wire.messages.create_delegation_token import (
+from metaquorum.wire.messages.create_delegation_token import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
 )
-from wire.messages.describe_delegation_token import (
+from metaquorum.wire.messages.describe_delegation_token import (
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
 )
-from wire.messages.expire_delegation_token import (
+from metaquorum.wire.messages.expire_delegation_token import (
     ExpireDelegationTokenRequest,
     ExpireDelegationTokenResponse,
 )
-from wire.messages.renew_delegation_token import (
+from metaquorum.wire.messages.renew_delegation_token import (
     RenewDelegationTokenRequest,
     RenewDelegationTokenResponse,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _USER: Final = "User"  # the one type of a principal
 

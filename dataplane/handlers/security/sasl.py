@@ -1,12 +1,15 @@
 """SaslHandshake and SaslAuthenticate outside authentication: both return ILLEGAL_SASL_STATE.
 
-On listeners with SASL, `dataplane.network.sasl_authenticator` answers both.
+On listeners with SASL, `metaquorum.dataplane.network.sasl_authenticator` answers both.
 """
 
-from dataplane.worker.context import Request
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 def handle_sasl_handshake(

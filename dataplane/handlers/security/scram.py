@@ -3,26 +3,26 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
-from dataplane.worker.capabilities import AsksController, ReadsMetadata
-from dataplane.worker.context import Request
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
+from metaquorum.dataplane.worker.capabilities import AsksController, ReadsMetadata
+from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.records import ScramCredentialRecord
 from metaquorum.rpc.methods import CHANGE_SCRAM_CREDENTIALS, ChangeScramCredentials
-from wire.messages.alter_user_scram_credentials import (
+from metaquorum.wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from wire.messages.describe_user_scram_credentials import (
+from metaquorum.wire.messages.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds; the request has no timeout of its own.
 ALTER_S: Final = 30.0

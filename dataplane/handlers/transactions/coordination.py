@@ -7,21 +7,30 @@ three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
-from dataplane.coordinators.asked import Asked
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.transaction.transaction import Place
-from dataplane.coordinators.transaction.transaction_coordinator import TransactionCoordinator
-from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected, Outcome
-from dataplane.network.client import NO_WORKER
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_once, row_count
-from dataplane.worker.capabilities import HasImage, HasSlicer
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level
-from dataplane.worker.internal_topics import InternalTopics
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
+from metaquorum.dataplane.coordinators.asked import Asked
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.transaction.transaction import Place
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import (
+    MAX_PARTITIONS,
+    Expected,
+    Outcome,
+)
+from metaquorum.dataplane.network.client import NO_WORKER
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_once, row_count
+from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import has_level
+from metaquorum.dataplane.worker.internal_topics import InternalTopics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, is_internal
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -30,20 +39,23 @@ from wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
 )
-from wire.messages.describe_transactions import (
+from metaquorum.wire.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     TopicData,
     TransactionState,
 )
-from wire.messages.end_txn import EndTxnRequest, EndTxnResponse
-from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from wire.messages.remove_transactional_ids import (
+from metaquorum.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
+from metaquorum.wire.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from metaquorum.wire.messages.remove_transactional_ids import (
     RemovedTransactionalId,
     RemoveTransactionalIdsRequest,
     RemoveTransactionalIdsResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 _BATCHED_SINCE: Final = 4  # AddPartitionsToTxn for several transactions, of workers and clients
 # transaction.version of a client that sends it. Source: TransactionVersion of Kafka 4.3.

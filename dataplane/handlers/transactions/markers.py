@@ -19,23 +19,23 @@ refused, too.
 
 from typing import Final, Protocol, TypeAlias
 
-from dataplane.log.segments.producers import NO_OFFSET, TransactionMarker
-from dataplane.network.client import NO_WORKER
-from dataplane.partition.partition import Partition
-from dataplane.worker.capabilities import HasImage, ReadsPartitions
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level
-from dataplane.worker.marker_writer import MarkerWriter
-from dataplane.worker.transaction_states import TransactionStates
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
-from wire.messages.write_txn_markers import (
+from metaquorum.dataplane.log.segments.producers import NO_OFFSET, TransactionMarker
+from metaquorum.dataplane.network.client import NO_WORKER
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.worker.capabilities import HasImage, ReadsPartitions
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import has_level
+from metaquorum.dataplane.worker.marker_writer import MarkerWriter
+from metaquorum.dataplane.worker.transaction_states import TransactionStates
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Markers, topics and partitions of an administrator's request; Java's client names one partition.
 MAX_ROWS: Final = 1_000

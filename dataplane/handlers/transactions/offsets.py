@@ -23,22 +23,30 @@ from typing import Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.coordinators.group.group_shard import CommitRequest, GroupShard, OffsetToCommit
-from dataplane.coordinators.shard import TransactionOf, Write
-from dataplane.handlers.groups.asking import Answer, GroupResponse
-from dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
-from dataplane.handlers.produce_outcome import ChecksLeadership, settled
-from dataplane.handlers.produce_transactions import RETRIES_S, RETRY_S, VerifiesTransactions
-from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.verification import NOT_REQUIRED, Verification
-from dataplane.quotas.producer_admission import UnknownProducerIdError
-from dataplane.scheduling.time_slices import Work, each_of, in_pieces
-from dataplane.worker.capabilities import HasQuotas
-from dataplane.worker.context import Request
-from dataplane.worker.feature_levels import has_level
 from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
+from metaquorum.dataplane.coordinators.group.group_shard import (
+    CommitRequest,
+    GroupShard,
+    OffsetToCommit,
+)
+from metaquorum.dataplane.coordinators.shard import TransactionOf, Write
+from metaquorum.dataplane.handlers.groups.asking import Answer, GroupResponse
+from metaquorum.dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
+from metaquorum.dataplane.handlers.produce_outcome import ChecksLeadership, settled
+from metaquorum.dataplane.handlers.produce_transactions import (
+    RETRIES_S,
+    RETRY_S,
+    VerifiesTransactions,
+)
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable
+from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
+from metaquorum.dataplane.quotas.producer_admission import UnknownProducerIdError
+from metaquorum.dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from metaquorum.dataplane.worker.capabilities import HasQuotas
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
@@ -46,8 +54,8 @@ from wire.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.schema.message import Message
 
 _KNOWS_LOADING_SINCE: Final = 2  # KAFKA-7296
 _KNOWS_ABORTABLE_SINCE: Final = 4  # KIP-890

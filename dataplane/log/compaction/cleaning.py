@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from dataplane.log.compaction.compaction import (
+from metaquorum.dataplane.log.compaction.compaction import (
     BatchFilter,
     CleaningCounts,
     LastBatch,
@@ -31,12 +31,12 @@ from dataplane.log.compaction.compaction import (
     marker_type,
     note_keys,
 )
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.aborted import ENTRY_BYTES, AbortedTransaction, read_entries
-from dataplane.log.segments.config import MAX_SEGMENT_BYTES, LogConfig
-from dataplane.log.segments.files import storage_errors
-from dataplane.log.segments.index import OffsetIndex, TimeIndex
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.aborted import ENTRY_BYTES, AbortedTransaction, read_entries
+from metaquorum.dataplane.log.segments.config import MAX_SEGMENT_BYTES, LogConfig
+from metaquorum.dataplane.log.segments.files import storage_errors
+from metaquorum.dataplane.log.segments.index import OffsetIndex, TimeIndex
+from metaquorum.dataplane.log.segments.names import (
     ABORTED_INDEX,
     CLEANED,
     LOG,
@@ -44,13 +44,13 @@ from dataplane.log.segments.names import (
     TIME_INDEX,
     file_name,
 )
-from dataplane.log.segments.offset_map import OffsetMap
-from dataplane.log.segments.scan import IndexBuilder
-from dataplane.log.segments.segment import Segment, SegmentState, walk_headers
+from metaquorum.dataplane.log.segments.offset_map import OffsetMap
+from metaquorum.dataplane.log.segments.scan import IndexBuilder
+from metaquorum.dataplane.log.segments.segment import Segment, SegmentState, walk_headers
 from metaquorum.runtime.interfaces import Buffer, Clock, Disk, File, StorageError
-from wire.primitives.errors import KafkaError, WireError
-from wire.primitives.frozen import frozen
-from wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
 
 logger = logging.getLogger(__name__)
 

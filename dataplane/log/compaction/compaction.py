@@ -30,18 +30,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.offset_map import OffsetMap
-from wire.primitives.frozen import frozen
-from wire.primitives.types import Buffer
-from wire.records.batches import (
+from metaquorum.dataplane.log.segments.offset_map import OffsetMap
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.batches import (
     CODEC_MASK,
     DELETE_HORIZON,
     LOG_APPEND_TIME,
     BatchHeader,
     pack_batch,
 )
-from wire.records.compression import compress_pieces
-from wire.records.records import (
+from metaquorum.wire.records.compression import compress_pieces
+from metaquorum.wire.records.records import (
     ControlType,
     decode_marker,
     iter_records,

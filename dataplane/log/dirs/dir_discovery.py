@@ -15,15 +15,19 @@ import os
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from dataplane.log.dirs.dir_registry import dir_registry_path, read_dir_registry, write_dir_registry
-from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.segments.files import storage_error, storage_errors
-from dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.log.dirs.dir_registry import (
+    dir_registry_path,
+    read_dir_registry,
+    write_dir_registry,
+)
+from metaquorum.dataplane.log.dirs.log_dir import LogDir
+from metaquorum.dataplane.log.segments.files import storage_error, storage_errors
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.metadata.records import MAX_LOG_DIRS
 from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.storage.data_dir import Storage, StorageIdentityError, is_formatted, open_storage
-from wire.primitives.frozen import frozen
-from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 
 logger = logging.getLogger(__name__)
 

@@ -28,22 +28,22 @@ from typing import Final
 
 import trio
 
-from dataplane.log.dirs.moved_logs import future_folder, new_unique
-from dataplane.log.dirs.offset_checkpoints import HighWatermarks, OffsetCheckpoints
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.boot_markers import BootMarkers
-from dataplane.log.recovery.checkpoints import LogOffsets, Partition
-from dataplane.log.recovery.folder import Unsynced
-from dataplane.log.recovery.recovery import LoadedLog, RecoveryStoppedError, load_log
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.dirs.moved_logs import future_folder, new_unique
+from metaquorum.dataplane.log.dirs.offset_checkpoints import HighWatermarks, OffsetCheckpoints
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.boot_markers import BootMarkers
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets, Partition
+from metaquorum.dataplane.log.recovery.folder import Unsynced
+from metaquorum.dataplane.log.recovery.recovery import LoadedLog, RecoveryStoppedError, load_log
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import (
     MAX_OPEN_FILES,
     DirectoryFailedError,
     OpenFiles,
     storage_error,
     storage_errors,
 )
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.segments.names import (
     DELETED_FOLDER,
     LOCK,
     RECOVERY_POINT_CHECKPOINT,
@@ -55,10 +55,10 @@ from dataplane.log.segments.names import (
     stray_since_ms,
     stray_unique,
 )
-from dataplane.log.segments.segment import SegmentState
+from metaquorum.dataplane.log.segments.segment import SegmentState
 from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID, Uuid
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
 

@@ -27,22 +27,22 @@ from typing import Final, Protocol
 
 import trio
 
-from dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
-from dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
-from dataplane.log.dirs.moved_logs import SettledMoves, UnfinishedMove, settle_moves
-from dataplane.log.dirs.offset_checkpoints import HighWatermarks
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.checkpoints import LogOffsets, Partition
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
+from metaquorum.dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.moved_logs import SettledMoves, UnfinishedMove, settle_moves
+from metaquorum.dataplane.log.dirs.offset_checkpoints import HighWatermarks
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets, Partition
+from metaquorum.dataplane.log.segments.files import (
     MAX_OPEN_FILES,
     DirectoryFailedError,
     DiskFullError,
     UnreadableError,
 )
-from dataplane.log.segments.names import parse_partition_folder
+from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.storage.data_dir import Storage
-from wire.primitives.types import Uuid
+from metaquorum.wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
 

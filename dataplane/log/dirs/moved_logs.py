@@ -39,8 +39,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.log.recovery.checkpoints import Partition, decode_partition_metadata
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.recovery.checkpoints import Partition, decode_partition_metadata
+from metaquorum.dataplane.log.segments.names import (
     DELETED_FOLDER,
     FUTURE_FOLDER,
     LOG,
@@ -54,7 +54,7 @@ from dataplane.log.segments.names import (
     retired_folder,
 )
 from metaquorum.runtime.interfaces import Disk, write_atomically
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 logger = logging.getLogger(__name__)
 

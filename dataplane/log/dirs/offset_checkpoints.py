@@ -22,10 +22,15 @@ from typing import Final, TypeAlias
 
 import trio
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.checkpoints import LogOffsets, Partition, decode_offsets, encode_offsets
-from dataplane.log.segments.files import storage_errors
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.checkpoints import (
+    LogOffsets,
+    Partition,
+    decode_offsets,
+    encode_offsets,
+)
+from metaquorum.dataplane.log.segments.files import storage_errors
+from metaquorum.dataplane.log.segments.names import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,

@@ -11,14 +11,14 @@ killed process, too. (Only Linux has boot ids; elsewhere a kill is treated as a 
 import os
 from contextlib import suppress
 
-from dataplane.log.recovery.checkpoints import (
+from metaquorum.dataplane.log.recovery.checkpoints import (
     decode_clean_shutdown,
     decode_start,
     encode_clean_shutdown,
     encode_start,
 )
-from dataplane.log.segments.files import storage_errors
-from dataplane.log.segments.names import CLEAN_SHUTDOWN, LAST_START
+from metaquorum.dataplane.log.segments.files import storage_errors
+from metaquorum.dataplane.log.segments.names import CLEAN_SHUTDOWN, LAST_START
 from metaquorum.runtime.interfaces import Disk, write_atomically
 
 

@@ -8,12 +8,17 @@ import logging
 import os
 from typing import Final
 
-from dataplane.log.recovery.checkpoints import encode_partition_metadata
-from dataplane.log.segments.epochs import LeaderEpochs
-from dataplane.log.segments.files import DirectoryFailedError, OpenFiles, storage_errors
-from dataplane.log.segments.names import EPOCH_CHECKPOINT, PARTITION_METADATA, SNAPSHOT, file_name
-from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.dataplane.log.recovery.checkpoints import encode_partition_metadata
+from metaquorum.dataplane.log.segments.epochs import LeaderEpochs
+from metaquorum.dataplane.log.segments.files import DirectoryFailedError, OpenFiles, storage_errors
+from metaquorum.dataplane.log.segments.names import (
+    EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    SNAPSHOT,
+    file_name,
+)
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable
+from metaquorum.dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
 from metaquorum.runtime.interfaces import Disk
 
 logger = logging.getLogger(__name__)

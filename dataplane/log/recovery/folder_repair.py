@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.names import (
     ABORTED_INDEX,
     LEFTOVERS,
     LOG,
@@ -21,7 +21,7 @@ from dataplane.log.segments.names import (
     file_name,
     parse_file_name,
 )
-from dataplane.log.segments.scan import scan_segment
+from metaquorum.dataplane.log.segments.scan import scan_segment
 from metaquorum.runtime.interfaces import Disk, StorageError
 
 _INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)

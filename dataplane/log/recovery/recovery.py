@@ -33,15 +33,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.log.recovery.checkpoints import (
+from metaquorum.dataplane.log.recovery.checkpoints import (
     NOTHING_NOTED,
     LogOffsets,
     decode_damage,
     decode_partition_metadata,
     encode_damage,
 )
-from dataplane.log.recovery.folder_repair import ADVICE, settle_folder
-from dataplane.log.segments.aborted import (
+from metaquorum.dataplane.log.recovery.folder_repair import ADVICE, settle_folder
+from metaquorum.dataplane.log.segments.aborted import (
     ENTRY,
     ENTRY_BYTES,
     VERSION,
@@ -49,12 +49,12 @@ from dataplane.log.segments.aborted import (
     AbortedWriter,
     TransactionTracker,
 )
-from dataplane.log.segments.config import NEVER, LogConfig
-from dataplane.log.segments.epochs import LeaderEpochs, decode_leader_epochs
-from dataplane.log.segments.files import storage_errors
-from dataplane.log.segments.index import OffsetIndex, TimeIndex, write_index
-from dataplane.log.segments.markers import read_marker
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.segments.config import NEVER, LogConfig
+from metaquorum.dataplane.log.segments.epochs import LeaderEpochs, decode_leader_epochs
+from metaquorum.dataplane.log.segments.files import storage_errors
+from metaquorum.dataplane.log.segments.index import OffsetIndex, TimeIndex, write_index
+from metaquorum.dataplane.log.segments.markers import read_marker
+from metaquorum.dataplane.log.segments.names import (
     ABORTED_INDEX,
     DAMAGED,
     EPOCH_CHECKPOINT,
@@ -65,18 +65,18 @@ from dataplane.log.segments.names import (
     TIME_INDEX,
     file_name,
 )
-from dataplane.log.segments.producers import ProducerStateTable
-from dataplane.log.segments.scan import (
+from metaquorum.dataplane.log.segments.producers import ProducerStateTable
+from metaquorum.dataplane.log.segments.scan import (
     NO_EPOCH,
     Damage,
     SegmentScan,
     find_batch_behind,
     scan_segment,
 )
-from dataplane.log.segments.segment import SegmentState, walk_headers
-from dataplane.log.segments.snapshots import decode_snapshot
+from metaquorum.dataplane.log.segments.segment import SegmentState, walk_headers
+from metaquorum.dataplane.log.segments.snapshots import decode_snapshot
 from metaquorum.runtime.interfaces import Disk, File, StorageError, write_atomically
-from wire.records.records import BatchHeader
+from metaquorum.wire.records.records import BatchHeader
 
 logger = logging.getLogger(__name__)
 

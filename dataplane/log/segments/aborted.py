@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.files import LogFile
-from dataplane.log.segments.index import SparseIndex
+from metaquorum.dataplane.log.segments.files import LogFile
+from metaquorum.dataplane.log.segments.index import SparseIndex
 from metaquorum.runtime.interfaces import Disk, File
-from wire.records.records import ControlType, EndTransactionMarker
+from metaquorum.wire.records.records import ControlType, EndTransactionMarker
 
 ENTRY: Final = struct.Struct(">hqqqq")
 ENTRY_BYTES: Final = ENTRY.size

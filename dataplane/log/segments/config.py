@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 NEVER: Final = 2**63 - 1
 # Positions in an offset index are 32 bits wide.

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, cast
 
-from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
+from metaquorum.dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from metaquorum.runtime.interfaces import Disk, File, Identity, StorageError
 from metaquorum.storage.data_dir import DirWatch
 

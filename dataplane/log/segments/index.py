@@ -18,7 +18,7 @@ index file is expected to cover its whole segment. Until then new entries stay i
 import struct
 from typing import ClassVar, Final
 
-from dataplane.log.segments.files import LogFile
+from metaquorum.dataplane.log.segments.files import LogFile
 from metaquorum.runtime.interfaces import Disk
 
 # Entries in memory before they are written to the file: 1 to 1.5 KiB.

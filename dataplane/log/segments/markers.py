@@ -4,10 +4,10 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.runtime.interfaces import Buffer, File
-from wire.primitives.errors import WireError
-from wire.records.batches import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.records.batches import (
     AFTER_CRC,
     CONTROL,
     MAGIC,
@@ -16,8 +16,8 @@ from wire.records.batches import (
     BatchHeader,
     pack_up_to_crc,
 )
-from wire.records.crc import crc32c
-from wire.records.records import (
+from metaquorum.wire.records.crc import crc32c
+from metaquorum.wire.records.records import (
     ControlType,
     EndTransactionMarker,
     decode_marker,

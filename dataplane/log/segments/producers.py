@@ -20,18 +20,18 @@ timestamps of their records: a client that writes old timestamps is protected fr
 
 Nothing else removes a producer: its state protects acknowledged records from duplicates. The table
 has no maximum, as in Kafka; a leader limits how many new producers a client brings
-(`dataplane.quotas.producer_admission`). An entry takes about 470 bytes with one batch in memory
-and 1,210 with five; 55 and 151 in a snapshot.
+(`metaquorum.dataplane.quotas.producer_admission`). An entry takes about 470 bytes with one batch in
+memory and 1,210 with five; 55 and 151 in a snapshot.
 """
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.aborted import CompletedTransaction, OpenTransactions
-from dataplane.log.segments.verification import Verification, Verifications
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import TRANSACTIONAL, BatchHeader
-from wire.records.records import ControlType, EndTransactionMarker
+from metaquorum.dataplane.log.segments.aborted import CompletedTransaction, OpenTransactions
+from metaquorum.dataplane.log.segments.verification import Verification, Verifications
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import TRANSACTIONAL, BatchHeader
+from metaquorum.wire.records.records import ControlType, EndTransactionMarker
 
 REMEMBERED_BATCHES: Final = 5
 

@@ -8,15 +8,19 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.index import OffsetIndex, TimeIndex
-from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, NO_TIMESTAMP, SegmentState
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.index import OffsetIndex, TimeIndex
+from metaquorum.dataplane.log.segments.segment import (
+    MAX_RELATIVE_OFFSET,
+    NO_TIMESTAMP,
+    SegmentState,
+)
 from metaquorum.runtime.interfaces import File
-from wire.primitives.errors import KafkaError
-from wire.records.batches import CRC_START
-from wire.records.crc import crc32c
-from wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_header
-from wire.records.records import scan as scan_batch
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.records.batches import CRC_START
+from metaquorum.wire.records.crc import crc32c
+from metaquorum.wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_header
+from metaquorum.wire.records.records import scan as scan_batch
 
 SCAN_BYTES: Final = 1 << 20
 # Number of possible batch headers that are tried after a damaged batch.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.aborted import AbortedIndex, AbortedTransaction
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import LogFile, OpenFiles, storage_errors
-from dataplane.log.segments.index import OffsetIndex, TimeIndex
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.segments.aborted import AbortedIndex, AbortedTransaction
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import LogFile, OpenFiles, storage_errors
+from metaquorum.dataplane.log.segments.index import OffsetIndex, TimeIndex
+from metaquorum.dataplane.log.segments.names import (
     ABORTED_INDEX,
     DELETED,
     LOG,
@@ -22,8 +22,8 @@ from dataplane.log.segments.names import (
     file_name,
 )
 from metaquorum.runtime.interfaces import File, StorageError
-from wire.primitives.errors import KafkaError
-from wire.records.records import HEADER_BYTES, BatchHeader, parse_header
+from metaquorum.wire.primitives.errors import KafkaError
+from metaquorum.wire.records.records import HEADER_BYTES, BatchHeader, parse_header
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dataplane.log.segments.segment import Segment
+from metaquorum.dataplane.log.segments.segment import Segment
 
 # Number of latest batches whose positions are cached: 2 to 4 KiB for a log with appends.
 RECENT_BATCHES: Final = 128

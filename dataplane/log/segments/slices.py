@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from dataplane.log.segments.files import LogFile, storage_error
+from metaquorum.dataplane.log.segments.files import LogFile, storage_error
 from metaquorum.runtime.interfaces import File, StorageError
 
 

@@ -19,7 +19,7 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Final
 
-from dataplane.log.segments.producers import (
+from metaquorum.dataplane.log.segments.producers import (
     NO_SEQUENCE,
     REMEMBERED_BATCHES,
     BatchMetadata,
@@ -27,7 +27,7 @@ from dataplane.log.segments.producers import (
     ProducerStateTable,
 )
 from metaquorum.runtime.interfaces import Buffer
-from wire.records.crc import crc32c
+from metaquorum.wire.records.crc import crc32c
 
 _VERSION: Final = 1
 _HEAD: Final = Struct(">hI")

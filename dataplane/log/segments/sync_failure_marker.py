@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Final
 
-from dataplane.log.segments.names import SYNCING
+from metaquorum.dataplane.log.segments.names import SYNCING
 from metaquorum.runtime.interfaces import Disk, is_out_of_descriptors
 
 _IN_DOUBT: Final = b"1"

@@ -9,13 +9,18 @@ read in a worker thread.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.files import storage_errors
-from dataplane.log.segments.segment import NO_TIMESTAMP, Segment
-from dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.log.segments.files import storage_errors
+from metaquorum.dataplane.log.segments.segment import NO_TIMESTAMP, Segment
+from metaquorum.dataplane.log.segments.slices import LogSlice
 from metaquorum.runtime.interfaces import File
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
-from wire.records.compression import Codec
-from wire.records.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import (
+    BatchHeader,
+    TimestampType,
+    find_max_timestamp,
+    find_timestamp,
+)
 
 # The records of an uncompressed batch up to this size are read within about a millisecond.
 QUICK_BYTES: Final = 16 * 1024

@@ -24,8 +24,8 @@ Truncation and recovery end all verifications, as they build a new table.
 
 from typing import Final
 
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import BatchHeader
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import BatchHeader
 
 
 class Verification:

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.consumer_protocol import NO_GENERATION, Subscription
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 RANGE: Final = "range"
 ROUND_ROBIN: Final = "roundrobin"

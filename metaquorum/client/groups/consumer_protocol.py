@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from metaquorum.client.cluster import TopicPartition
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from metaquorum.client.connection import MAX_IN_FLIGHT, BrokerConnection
 from metaquorum.client.errors import BrokerError, UnreachableError
 from metaquorum.client.groups.coordinators import find_coordinators, subject
 from metaquorum.client.transport import BROKEN
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Message
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Message
 
 Handler = Callable[[Any], None]
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from metaquorum.client.cluster import ANY_BROKER, FAILOVER_S, Cluster, Node
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
     from metaquorum.client.connection import BrokerConnection
-    from wire.messages.find_coordinator import FindCoordinatorResponse
+    from metaquorum.wire.messages.find_coordinator import FindCoordinatorResponse
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ async def find_coordinators(
 
     Brokers before Kafka 3.0 get a request per key.
     """
-    from wire.messages.find_coordinator import FindCoordinatorRequest
+    from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
 
     connection = await cluster.connection(ANY_BROKER, deadline)
     if connection.version_of(FindCoordinatorRequest) >= _MANY_KEYS_SINCE:
@@ -121,7 +121,7 @@ async def find_coordinator_on(connection: BrokerConnection, group: str, deadline
 
     Raises BrokerError if there is none, and the errors of the connection.
     """
-    from wire.messages.find_coordinator import FindCoordinatorRequest
+    from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
 
     has_many_keys = connection.version_of(FindCoordinatorRequest) >= _MANY_KEYS_SINCE
     request = (

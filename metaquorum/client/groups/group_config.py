@@ -3,7 +3,7 @@
 from enum import Enum
 
 from metaquorum.client.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY, RANGE
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 class OffsetReset(Enum):

@@ -44,12 +44,12 @@ from metaquorum.client.groups.offsets import (
 )
 from metaquorum.client.groups.subscribed_topics import ABSENT_TOPIC_AGE_S, GONE, SubscribedTopics
 from metaquorum.client.groups.values import CommittedOffset, GroupMetadata
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages.leave_group import LeaveGroupRequest
-    from wire.messages.offset_commit import OffsetCommitResponse
-    from wire.messages.offset_fetch import OffsetFetchResponse
+    from metaquorum.wire.messages.leave_group import LeaveGroupRequest
+    from metaquorum.wire.messages.offset_commit import OffsetCommitResponse
+    from metaquorum.wire.messages.offset_fetch import OffsetFetchResponse
 
 Offsets: TypeAlias = Mapping[TopicPartition, int | CommittedOffset]
 OnCommit: TypeAlias = Callable[[Mapping[TopicPartition, CommittedOffset], BrokerError | None], None]
@@ -793,7 +793,7 @@ class GroupConsumer:
             member.on_leave()
 
     def _leave_request(self, reason: str) -> LeaveGroupRequest | None:
-        from wire.messages.leave_group import LeaveGroupRequest
+        from metaquorum.wire.messages.leave_group import LeaveGroupRequest
 
         return self._member.leave_request(reason, self._link.version_of(LeaveGroupRequest))
 

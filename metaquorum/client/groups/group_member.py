@@ -44,14 +44,14 @@ from metaquorum.client.groups.consumer_protocol import (
 )
 from metaquorum.client.groups.coordinators import subject
 from metaquorum.client.groups.group_config import GroupConfig
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
-    from wire.messages.heartbeat import HeartbeatRequest
-    from wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
-    from wire.messages.leave_group import LeaveGroupRequest
-    from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+    from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+    from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
+    from metaquorum.wire.messages.leave_group import LeaveGroupRequest
+    from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 _MEMBERS_SINCE: Final = 3  # LeaveGroup: KIP-345
 RETRY_PAUSE_S: Final = 0.1  # retry.backoff.ms of Kafka
@@ -193,7 +193,7 @@ class GroupMember:
         self, topics: Iterable[str], owned: Sequence[TopicPartition]
     ) -> JoinGroupRequest:
         """Begin to join with the subscribed topics and the partitions that it owns."""
-        from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+        from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 
         assert self.state in (State.UNJOINED, State.STABLE)
         assert self.rejoin_reason is not None
@@ -231,7 +231,7 @@ class GroupMember:
 
     def sync_request(self, assignments: Mapping[str, Sequence[TopicPartition]]) -> SyncGroupRequest:
         """Ask for the assignment; the leader sends the assignments of all members by member id."""
-        from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+        from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
         assert self.state is State.JOINED
         self.state = State.SYNCING
@@ -253,7 +253,7 @@ class GroupMember:
 
     def heartbeat_request(self) -> HeartbeatRequest:
         """Return the heartbeat of the current generation."""
-        from wire.messages.heartbeat import HeartbeatRequest
+        from metaquorum.wire.messages.heartbeat import HeartbeatRequest
 
         return HeartbeatRequest(
             group_id=self.config.group,
@@ -268,7 +268,7 @@ class GroupMember:
         `version`: in which it will be sent. A static member stays for the session timeout, so that
         its partitions await its restart.
         """
-        from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+        from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 
         member_id = self.identity.member_id
         if self.config.instance_id is not None or not member_id:

@@ -22,12 +22,12 @@ from metaquorum.client.groups.coordinators import find_coordinator_on
 from metaquorum.client.groups.group_config import GroupConfig
 from metaquorum.client.groups.group_member import Identity
 from metaquorum.client.transport import BROKEN
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
-    from wire.messages.heartbeat import HeartbeatRequest
-    from wire.messages.leave_group import LeaveGroupRequest
+    from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+    from metaquorum.wire.messages.leave_group import LeaveGroupRequest
 
 # Longest that one request of the background takes; a share of the session timeout if that is less.
 REQUEST_TIMEOUT_S: Final = 10.0

@@ -15,7 +15,7 @@ from metaquorum.client.groups.coordinators import Outcomes
 from metaquorum.client.groups.offsets import Committed, committed_offsets
 from metaquorum.client.groups.queries import describe_groups
 from metaquorum.client.groups.values import GroupDescription, GroupLag, PartitionLag
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 _UNKNOWN_GROUP: Final = ErrorCode.GROUP_ID_NOT_FOUND
 

@@ -19,19 +19,19 @@ from metaquorum.client.groups.coordinators import (
     subject,
 )
 from metaquorum.client.groups.values import CommittedOffset
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages.delete_groups import DeleteGroupsResponse
-    from wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
-    from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
-    from wire.messages.offset_fetch import (
+    from metaquorum.wire.messages.delete_groups import DeleteGroupsResponse
+    from metaquorum.wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+    from metaquorum.wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+    from metaquorum.wire.messages.offset_fetch import (
         OffsetFetchRequest,
         OffsetFetchResponse,
         OffsetFetchResponseTopic,
         OffsetFetchResponseTopics,
     )
-    from wire.schema.message import Message
+    from metaquorum.wire.schema.message import Message
 
 Committed: TypeAlias = dict[TopicPartition, CommittedOffset]
 
@@ -46,7 +46,7 @@ async def committed_offsets(cluster: Cluster, groups: Sequence[str]) -> Outcomes
 
     Brokers before Kafka 3.0 get a request per group.
     """
-    from wire.messages.offset_fetch import OffsetFetchRequest
+    from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest
 
     deadline = cluster.deadline()
 
@@ -62,7 +62,7 @@ async def committed_offsets(cluster: Cluster, groups: Sequence[str]) -> Outcomes
 async def _fetch_many(
     cluster: Cluster, node_id: int, groups: list[str], deadline: float
 ) -> Outcomes[Committed]:
-    from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+    from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
     request = OffsetFetchRequest(
         groups=[OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups]
@@ -80,7 +80,7 @@ async def _fetch_many(
 async def _fetch_one(
     cluster: Cluster, node_id: int, group: str, deadline: float
 ) -> Committed | BrokerError:
-    from wire.messages.offset_fetch import OffsetFetchRequest
+    from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest
 
     request = OffsetFetchRequest(group_id=group, topics=None)
     response: OffsetFetchResponse = await cluster.call(request, to=node_id, deadline=deadline)
@@ -169,7 +169,7 @@ def commit_request(
     instance_id: str | None = None,
 ) -> OffsetCommitRequest:
     """Return the request that commits `offsets`, as a member or without one."""
-    from wire.messages.offset_commit import (
+    from metaquorum.wire.messages.offset_commit import (
         OffsetCommitRequest,
         OffsetCommitRequestPartition,
         OffsetCommitRequestTopic,
@@ -219,7 +219,7 @@ def fetch_request(
 
     The coordinator refuses to return offsets that an open transaction may change (KIP-447).
     """
-    from wire.messages.offset_fetch import (
+    from metaquorum.wire.messages.offset_fetch import (
         OffsetFetchRequest,
         OffsetFetchRequestGroup,
         OffsetFetchRequestTopic,
@@ -278,7 +278,7 @@ async def delete_offsets(
 
 
 def _delete_request(group: str, partitions: Sequence[TopicPartition]) -> OffsetDeleteRequest:
-    from wire.messages.offset_delete import (
+    from metaquorum.wire.messages.offset_delete import (
         OffsetDeleteRequest,
         OffsetDeleteRequestPartition,
         OffsetDeleteRequestTopic,
@@ -300,7 +300,7 @@ def _delete_request(group: str, partitions: Sequence[TopicPartition]) -> OffsetD
 
 async def delete_groups(cluster: Cluster, groups: Sequence[str]) -> Outcomes[None]:
     """Delete groups without members and their offsets; the outcome of a deleted group is None."""
-    from wire.messages.delete_groups import DeleteGroupsRequest
+    from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
 
     deadline = cluster.deadline()
 

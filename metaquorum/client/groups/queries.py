@@ -26,10 +26,10 @@ from metaquorum.client.groups.values import (
     MemberDescription,
 )
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages.describe_groups import (
+    from metaquorum.wire.messages.describe_groups import (
         DescribedGroup,
         DescribedGroupMember,
         DescribeGroupsResponse,
@@ -65,7 +65,7 @@ async def list_groups(
 async def _list_of(
     cluster: Cluster, node_id: int, states: Sequence[str], types: Sequence[str]
 ) -> list[GroupListing]:
-    from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+    from metaquorum.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
     deadline = cluster.deadline()  # separate, so that a hanging node does not fail the others
     connection = await cluster.connection(node_id, deadline)
@@ -101,7 +101,7 @@ async def describe_groups(cluster: Cluster, groups: Sequence[str]) -> Outcomes[G
     The outcome is GROUP_ID_NOT_FOUND for a group that does not exist, and for one that is not of
     the classic protocol.
     """
-    from wire.messages.describe_groups import DescribeGroupsRequest
+    from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
 
     deadline = cluster.deadline()
 

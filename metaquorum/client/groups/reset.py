@@ -24,8 +24,8 @@ from metaquorum.client.groups.lag import LogOffsets, log_offsets
 from metaquorum.client.groups.offsets import Committed, committed_offsets
 from metaquorum.client.groups.queries import describe_groups
 from metaquorum.client.groups.values import WITHOUT_MEMBERS, GroupDescription
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 _MEMBERS_NAMED: Final = 5  # in an error
 

@@ -9,7 +9,7 @@ from typing import Final
 from metaquorum.client.cluster import Cluster
 from metaquorum.client.errors import broker_error
 from metaquorum.client.groups.assignors import AssignedMember
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 # Time after which metadata are fetched again if a subscribed topic does not exist.
 ABSENT_TOPIC_AGE_S: Final = 1.0

@@ -9,7 +9,7 @@ from metaquorum.client.groups.consumer_protocol import (
     Assignment,
     Subscription,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 # States and types by Kafka's names. The last three states are those of the new protocols (KIP-848).
 STATES: Final = (

@@ -23,8 +23,11 @@ from metaquorum.config.definition import LONG_MAX
 from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
 from metaquorum.moves.estimate import worker_traffic
 from metaquorum.moves.plan import PartitionMove, Plan
-from wire.messages.describe_move_plans import DescribedMovePlan, DescribeMovePlansResponse
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.messages.describe_move_plans import (
+    DescribedMovePlan,
+    DescribeMovePlansResponse,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 class MoveAdmin:
@@ -41,7 +44,7 @@ class MoveAdmin:
         Raises BrokerError if the cluster refuses the plan, and PlanError if a partition or a worker
         does not exist.
         """
-        from wire.messages.start_move_plan import (
+        from metaquorum.wire.messages.start_move_plan import (
             PlannedPartition,
             PlannedTopic,
             StartMovePlanRequest,
@@ -74,7 +77,10 @@ class MoveAdmin:
 
     async def alter(self, plan_id: int, action: str, rate_bytes_per_s: int | None = None) -> None:
         """Pause, resume, cancel or throttle a plan. Raises BrokerError if the cluster refuses."""
-        from wire.messages.alter_move_plan import AlterMovePlanRequest, AlterMovePlanResponse
+        from metaquorum.wire.messages.alter_move_plan import (
+            AlterMovePlanRequest,
+            AlterMovePlanResponse,
+        )
 
         request = AlterMovePlanRequest(
             timeout_ms=int(self.cluster.timeout_s * 1000),
@@ -92,7 +98,7 @@ class MoveAdmin:
         self, plan_ids: Collection[int] | None = None, *, include_moving: bool = False
     ) -> list[MovePlan]:
         """Return these plans (None: all), in the order of their ids; unknown ones are left out."""
-        from wire.messages.describe_move_plans import DescribeMovePlansRequest
+        from metaquorum.wire.messages.describe_move_plans import DescribeMovePlansRequest
 
         request = DescribeMovePlansRequest(
             plan_ids=None if plan_ids is None else sorted(plan_ids), include_moving=include_moving

@@ -21,7 +21,7 @@ from metaquorum.client.move_plans.values import (
     StoppedMove,
 )
 from metaquorum.config.throttled_replicas import ThrottledReplicas
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 SIDES = ("leader", "follower")
 

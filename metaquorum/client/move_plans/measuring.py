@@ -197,7 +197,7 @@ def _partitions(
 
 
 async def _moving(cluster: Cluster) -> set[tuple[str, int]]:
-    from wire.messages.list_partition_reassignments import (
+    from metaquorum.wire.messages.list_partition_reassignments import (
         ListPartitionReassignmentsRequest,
         ListPartitionReassignmentsResponse,
     )

@@ -6,7 +6,7 @@ from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.values import PartitionView, WorkerDescription
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 ENDED: Final = ("complete", "cancelled")
 

@@ -8,7 +8,7 @@ UnknownOutcomeError        the transaction was committed or aborted: `commit` ag
 """
 
 from metaquorum.client.errors import AdminError, BrokerError
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 class AbortableTransactionError(BrokerError):

@@ -26,8 +26,8 @@ from metaquorum.client.transactions.values import (
     ProducerState,
     TransactionDescription,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 # Kafka's default of transaction.max.timeout.ms: no transaction is open for longer.
 DEFAULT_MAX_TIMEOUT_S = 900.0

@@ -22,15 +22,18 @@ from metaquorum.client.transactions.values import (
     TransactionListing,
 )
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages.describe_producers import DescribeProducersResponse
-    from wire.messages.describe_transactions import DescribeTransactionsResponse, TransactionState
-    from wire.messages.init_producer_id import InitProducerIdResponse
-    from wire.messages.list_transactions import ListTransactionsResponse
-    from wire.messages.remove_transactional_ids import RemoveTransactionalIdsResponse
-    from wire.messages.write_txn_markers import WriteTxnMarkersResponse
+    from metaquorum.wire.messages.describe_producers import DescribeProducersResponse
+    from metaquorum.wire.messages.describe_transactions import (
+        DescribeTransactionsResponse,
+        TransactionState,
+    )
+    from metaquorum.wire.messages.init_producer_id import InitProducerIdResponse
+    from metaquorum.wire.messages.list_transactions import ListTransactionsResponse
+    from metaquorum.wire.messages.remove_transactional_ids import RemoveTransactionalIdsResponse
+    from metaquorum.wire.messages.write_txn_markers import WriteTxnMarkersResponse
 
 MAX_PARTITIONS: Final = 500  # in one DescribeProducers
 _DURATION_SINCE: Final = 1  # ListTransactions: KIP-994
@@ -80,7 +83,7 @@ async def _list_of(
     min_duration_ms: int,
     pattern: str | None,
 ) -> list[TransactionListing]:
-    from wire.messages.list_transactions import ListTransactionsRequest
+    from metaquorum.wire.messages.list_transactions import ListTransactionsRequest
 
     deadline = cluster.deadline()  # separate, so that a hanging node does not fail the others
     connection = await cluster.connection(node_id, deadline)
@@ -121,7 +124,7 @@ async def describe_transactions(
     cluster: Cluster, transactional_ids: Sequence[str]
 ) -> Outcomes[TransactionDescription]:
     """Return the state of each transactional id, or TRANSACTIONAL_ID_NOT_FOUND."""
-    from wire.messages.describe_transactions import DescribeTransactionsRequest
+    from metaquorum.wire.messages.describe_transactions import DescribeTransactionsRequest
 
     deadline = cluster.deadline()
 
@@ -139,7 +142,7 @@ async def describe_transactions(
 
 async def remove_ids(cluster: Cluster, transactional_ids: Sequence[str]) -> Outcomes[None]:
     """Remove transactional ids without an open transaction; return None or the error of each."""
-    from wire.messages.remove_transactional_ids import RemoveTransactionalIdsRequest
+    from metaquorum.wire.messages.remove_transactional_ids import RemoveTransactionalIdsRequest
 
     deadline = cluster.deadline()
 
@@ -199,7 +202,7 @@ async def describe_producers(
 async def _producers_of(
     cluster: Cluster, node_id: int, partitions: list[TopicPartition], deadline: float
 ) -> Answers[list[ProducerState]]:
-    from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+    from metaquorum.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 
     found: Answers[list[ProducerState]] = {}
     ordered = sorted(partitions)
@@ -254,7 +257,7 @@ async def abort_in_partition(
     BrokerError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED if the epochs are not those
     of the producer's last batch and marker, or the refusal of the leader.
     """
-    from wire.messages.write_txn_markers import (
+    from metaquorum.wire.messages.write_txn_markers import (
         WritableTxnMarker,
         WritableTxnMarkerTopic,
         WriteTxnMarkersRequest,
@@ -305,7 +308,7 @@ async def fence_producer(cluster: Cluster, transactional_id: str) -> tuple[int, 
 
     Returns the producer id and the epoch that are valid from now on. Raises BrokerError on refusal.
     """
-    from wire.messages.init_producer_id import InitProducerIdRequest
+    from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
 
     deadline = cluster.deadline()
     request = InitProducerIdRequest(

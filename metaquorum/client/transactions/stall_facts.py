@@ -27,8 +27,8 @@ from metaquorum.client.transactions.values import (
     ProducerState,
     TransactionDescription,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 # A new leader has no high watermark before its followers have fetched, which may take forever.
 OFFSETS_TIMEOUT_S: Final = 5.0

@@ -31,8 +31,8 @@ from typing import Final
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.transactions.errors import FatalTransactionError, abortable, fatal
-from wire.primitives.errors import ErrorCode
-from wire.records.records import NO_PRODUCER_ID
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import NO_PRODUCER_ID
 
 # Level from which partitions are added by the first record, and each transaction has an epoch.
 IMPLICIT_SINCE: Final = 2

@@ -44,16 +44,16 @@ from metaquorum.client.producer import DEFAULT_BATCH_BYTES, Appended, Producer, 
 from metaquorum.client.transactions.errors import UnknownOutcomeError
 from metaquorum.client.transactions.transaction_state import State, TransactionState
 from metaquorum.metadata.records import TRANSACTION_VERSION
-from wire.primitives.errors import ErrorCode
-from wire.records.records import NO_PRODUCER_ID, Codec
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import NO_PRODUCER_ID, Codec
 
 if TYPE_CHECKING:
-    from wire.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
-    from wire.messages.api_versions import ApiVersionsResponse
-    from wire.messages.end_txn import EndTxnResponse
-    from wire.messages.init_producer_id import InitProducerIdResponse
-    from wire.messages.txn_offset_commit import TxnOffsetCommitResponse
-    from wire.schema.message import Message
+    from metaquorum.wire.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
+    from metaquorum.wire.messages.api_versions import ApiVersionsResponse
+    from metaquorum.wire.messages.end_txn import EndTxnResponse
+    from metaquorum.wire.messages.init_producer_id import InitProducerIdResponse
+    from metaquorum.wire.messages.txn_offset_commit import TxnOffsetCommitResponse
+    from metaquorum.wire.schema.message import Message
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 60.0
 # Time after which `begin` asks the coordinator for the feature levels again.
@@ -280,7 +280,7 @@ class TransactionalProducer:
         wanted = sorted(state.unadded(partitions))
         if not wanted:
             return
-        from wire.messages.add_partitions_to_txn import (
+        from metaquorum.wire.messages.add_partitions_to_txn import (
             AddPartitionsToTxnRequest,
             AddPartitionsToTxnTopic,
         )
@@ -309,7 +309,7 @@ class TransactionalProducer:
         state.is_confirmed = True
 
     async def _add_offsets(self, group: str, deadline: float) -> None:
-        from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+        from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 
         state = self._state
         state.is_started = True
@@ -331,7 +331,7 @@ class TransactionalProducer:
         group: GroupMetadata,
         deadline: float,
     ) -> None:
-        from wire.messages.txn_offset_commit import (
+        from metaquorum.wire.messages.txn_offset_commit import (
             TxnOffsetCommitRequest,
             TxnOffsetCommitRequestPartition,
             TxnOffsetCommitRequestTopic,
@@ -371,7 +371,7 @@ class TransactionalProducer:
 
     async def _init_producer(self, deadline: float, producer_id: int, epoch: int) -> None:
         """Take a producer id, or the next epoch of the given one (KIP-360)."""
-        from wire.messages.init_producer_id import InitProducerIdRequest
+        from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
 
         state = self._state
         request = InitProducerIdRequest(
@@ -415,7 +415,7 @@ class TransactionalProducer:
         self, committed: bool, before: State, deadline: float
     ) -> EndTxnResponse | None:
         """Send EndTxn until an answer is known; None if there is no transaction to abort."""
-        from wire.messages.end_txn import EndTxnRequest
+        from metaquorum.wire.messages.end_txn import EndTxnRequest
 
         state = self._state
         request = EndTxnRequest(
@@ -573,7 +573,7 @@ class TransactionalProducer:
         """Return the level of transaction.version, at most `features_age_s` old."""
         now = self.cluster.transport.monotonic()
         if self._level is None or now - self._level_at >= self._features_age_s:
-            from wire.messages.api_versions import ApiVersionsRequest
+            from metaquorum.wire.messages.api_versions import ApiVersionsRequest
 
             response: ApiVersionsResponse = await self._ask(
                 TRANSACTIONS,

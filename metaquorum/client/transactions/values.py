@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from metaquorum.client.cluster import TopicPartition
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 # States of a transactional id, by Kafka's names.
 STATES: Final = (

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.errors import broker_error
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
     from metaquorum.client.cluster import Cluster
-    from wire.messages.describe_coordinator_memory import DescribeCoordinatorMemoryResponse
+    from metaquorum.wire.messages.describe_coordinator_memory import (
+        DescribeCoordinatorMemoryResponse,
+    )
 
 # Share of a budget from which on it is a risk.
 FULL_SHARE: Final = 0.8
@@ -77,7 +79,9 @@ async def describe_coordinator_memory(
 
     Raises NotServedError if the cluster is Apache Kafka, and BrokerError if the worker refuses.
     """
-    from wire.messages.describe_coordinator_memory import DescribeCoordinatorMemoryRequest
+    from metaquorum.wire.messages.describe_coordinator_memory import (
+        DescribeCoordinatorMemoryRequest,
+    )
 
     request = DescribeCoordinatorMemoryRequest(
         most_used=most_used, budget=budget, client=client, most_names=most_names

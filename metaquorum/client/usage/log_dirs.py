@@ -10,7 +10,10 @@ from metaquorum.client.values import LogDir, ReplicaOnDisk
 
 if TYPE_CHECKING:
     from metaquorum.client.cluster import Cluster
-    from wire.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsResponse
+    from metaquorum.wire.messages.describe_log_dirs import (
+        DescribableLogDirTopic,
+        DescribeLogDirsResponse,
+    )
 
 # Default of message.max.bytes: room for the largest batch, without which a directory is full.
 LARGEST_BATCH_BYTES: Final = 1024 * 1024 + 12
@@ -23,7 +26,7 @@ async def describe_log_dirs(
 
     Sizes are in bytes. Raises BrokerError if the node refuses.
     """
-    from wire.messages.describe_log_dirs import DescribeLogDirsRequest
+    from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 
     request = DescribeLogDirsRequest(topics=None if topics is None else list(topics))
     response: DescribeLogDirsResponse = await cluster.call(request, to=node_id)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from metaquorum.client.cluster import Cluster
 from metaquorum.client.errors import broker_error
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen
@@ -99,7 +99,7 @@ async def describe_quota_use(
 
     Raises NotServedError if the cluster is Apache Kafka, and BrokerError if the worker refuses.
     """
-    from wire.messages.describe_quota_use import (
+    from metaquorum.wire.messages.describe_quota_use import (
         AskedClient,
         DescribeQuotaUseRequest,
         DescribeQuotaUseResponse,

@@ -17,7 +17,7 @@ from metaquorum.metadata.image import MovePlanImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import CANCELLED, CANCELLING, LOADING, MovePlanRecord
 from metaquorum.runtime.interfaces import Clock, sleep
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ batch:
 
 A partition has the id of the plan while it moves. So the record that ends the move, cancels it,
 replaces its target or deletes the topic takes the partition out of the plan, and with it the plan's
-throttle (`dataplane.partition.plan_throttles`): no throttle can be left behind.
+throttle (`metaquorum.dataplane.partition.plan_throttles`): no throttle can be left behind.
 
     when its turn comes, the partition ...                 the move
     is missing (its topic is deleted or re-created)        is given up
@@ -61,8 +61,8 @@ from metaquorum.metadata.records import (
     RemoveMovePlanRecord,
     StoppedMove,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_PLANS: Final = 32  # with those that have ended; then the oldest of them are removed
 MAX_ACTIVE_PLANS: Final = 4

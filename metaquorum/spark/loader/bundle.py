@@ -1,25 +1,25 @@
 """Zip file of the modules that executors need, for Spark's --py-files: pure Python, interpreted.
 
 Its content follows from the imports of the data source and of the loader: the modules of
-metaquorum that they reach, and all of `wire`, whose messages are imported by name. pyarrow and the
-codecs of compressed topics must be installed on the executors.
+metaquorum that they reach, and all of `metaquorum.wire`, whose messages are imported by name.
+pyarrow and the codecs of compressed topics must be installed on the executors.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import metaquorum
-import wire
 from metaquorum.spark.loader.errors import OutputError
 
 # Spark puts the zip before installed packages in sys.path, on the driver, too: the zip must have
 # all modules of metaquorum that `mq-load` itself imports.
-_ROOTS: Final = ("metaquorum.spark", "metaquorum.runtime.one_line")
+_ROOTS: Final = ("metaquorum.spark", "metaquorum.runtime.one_line", "metaquorum.wire")
 _DISCOVERY: Final = "metaquorum.spark.discovery"
 _DISCOVERED_AS: Final = "pyspark_metaquorum"
 # Imported only in functions that no executor calls, and that need an event loop.
@@ -44,8 +44,7 @@ def write_bundle(path: str) -> list[str]:
 
 def bundled_files() -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each file in the zip."""
-    tops = {"metaquorum": _folder_of(metaquorum), "wire": _folder_of(wire)}
-    modules = {name: path for top, folder in tops.items() for name, path in _modules(top, folder)}
+    modules = dict(_modules("metaquorum", Path(str(metaquorum.__file__)).parent))
     needed = _closure(modules)
     for name in needed:
         path = modules[name]
@@ -58,20 +57,16 @@ def bundled_files() -> Iterator[tuple[str, bytes]]:
         yield f"{_DISCOVERED_AS}/__init__.py", modules[_DISCOVERY].read_bytes()
 
 
-def _folder_of(package: object) -> Path:
-    return Path(str(getattr(package, "__file__", ""))).parent
-
-
 def _modules(top: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in folder.rglob("*.py"):
-        parts = path.relative_to(folder).with_suffix("").parts
-        yield ".".join((top, *(parts[:-1] if parts[-1] == "__init__" else parts))), path
+    # Links are followed: in a checkout some packages are links (docs/decisions/062-one-name.md).
+    for parent, _folders, names in os.walk(folder, followlinks=True):
+        for path in (Path(parent, name) for name in names if name.endswith(".py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((top, *(parts[:-1] if parts[-1] == "__init__" else parts))), path
 
 
 def _closure(modules: dict[str, Path]) -> set[str]:
-    waiting = [
-        name for name in modules if name.partition(".")[0] == "wire" or _is_below(name, _ROOTS)
-    ]
+    waiting = [name for name in modules if _is_below(name, _ROOTS)]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()

@@ -39,7 +39,7 @@ from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.options import FetchOptions
 from metaquorum.spark.value_schemas import RegistryAuth
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

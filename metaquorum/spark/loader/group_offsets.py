@@ -10,7 +10,7 @@ from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin
 from metaquorum.spark.loader.table.manifest import Manifest
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 
 def commit_for_group(cluster: Cluster, group: str, manifest: Manifest) -> str | None:

@@ -40,7 +40,7 @@ from metaquorum.spark.loader.table.recovery import RunPlan, next_step
 from metaquorum.spark.offset_ranges import ReadPlan, is_topic_name
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
 from metaquorum.spark.value_schemas import RegistryAuth, ValueSchemaSpec, open_decoder
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

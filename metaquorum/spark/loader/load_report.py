@@ -9,7 +9,7 @@ from typing import Any, Final
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.table.manifest import CommittedRange, Manifest
 from metaquorum.spark.loader.table.range_result import RangeResult, gap_to_json
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 KIND: Final = "load report"
 FORMAT: Final = 1

@@ -28,8 +28,8 @@ from metaquorum.spark.loader.table.manifest import Manifest, check_cluster, chec
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.options import Assign, FetchOptions, OffsetsByPartition, ReadOptions
 from metaquorum.spark.planning import make_plan
-from wire.primitives.errors import ErrorCode
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.frozen import frozen
 
 NO_OFFSET = -1
 

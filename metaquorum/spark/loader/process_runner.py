@@ -26,7 +26,7 @@ from metaquorum.spark.loader.tasks.task_spec import (
     context_to_json,
     task_to_json,
 )
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_ATTEMPTS: Final = 4  # spark.task.maxFailures
 _MAX_LINE_BYTES: Final = 2 * MAX_RESULT_BYTES

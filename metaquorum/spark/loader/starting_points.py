@@ -16,7 +16,7 @@ from typing import TypeAlias
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.spark.loader.errors import RefusedError
 from metaquorum.spark.loader.table.manifest import Loaded
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

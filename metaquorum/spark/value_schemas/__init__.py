@@ -9,8 +9,9 @@ each, with its rules. A value is decoded or rejected as a whole. A null value (a
 rejected: the side table keeps its key and offset. If the schema registry does not answer, the
 decoder raises LoadError instead, so that the task is repeated.
 
-Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`; fastavro in `avro_values` only,
-google.protobuf in `protobuf_values` only. Network I/O in `registry` only. Start with `decoded`.
+Imports pyarrow, `metaquorum.spark.errors` and `metaquorum.wire.primitives`; fastavro in
+`avro_values` only, google.protobuf in `protobuf_values` only. Network I/O in `registry` only. Start
+with `decoded`.
 """
 
 from __future__ import annotations

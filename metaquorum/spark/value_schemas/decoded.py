@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from metaquorum.runtime.one_line import one_line
 from metaquorum.spark.errors import LoadError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_REASON_CHARACTERS: Final = 300
 _MAX_PATH_CHARACTERS: Final = 150

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.value_schemas.decoded import SchemaError
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 TIMEOUT_S: Final = 10.0
 MAX_RESPONSE_BYTES: Final = 4 << 20

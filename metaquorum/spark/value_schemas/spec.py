@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from metaquorum.spark.value_schemas.decoded import SchemaError, show
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 KINDS: Final = ("json", "avro", "protobuf")
 NO_FRAMING: Final = "none"

@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from cli.admin.main import main
+from metaquorum.cli.admin.main import main
 from tests.nodes import unique, wait_until
 
 OF_A_TERMINAL = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}

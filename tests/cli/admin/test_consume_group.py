@@ -54,7 +54,7 @@ def following(
         [
             sys.executable,
             "-m",
-            "cli.admin.main",
+            "metaquorum.cli.admin.main",
             "-b",
             admin.environment["MQ_BOOTSTRAP"],
             *arguments,

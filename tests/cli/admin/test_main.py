@@ -21,8 +21,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.admin.main import COMMANDS, main
-from cli.common.output import json_text, printable, size_text, yaml_text
+from metaquorum.cli.admin.main import COMMANDS, main
+from metaquorum.cli.common.output import json_text, printable, size_text, yaml_text
 from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin.running import Admin, environment
 from tests.nodes import (
@@ -36,7 +36,7 @@ from tests.nodes import (
 )
 
 TIMEOUT_S = PATIENCE_S
-COMMAND = [sys.executable, "-m", "cli.admin.main"]
+COMMAND = [sys.executable, "-m", "metaquorum.cli.admin.main"]
 
 
 @pytest.fixture
@@ -748,16 +748,17 @@ def test_the_first_output_needs_little_work(node: Peer) -> None:
     """Compared with the import of some standard modules."""
     name = Admin(MQ_BOOTSTRAP=node.bootstrap).create()
     words = ["-b", node.bootstrap, "topics", "describe", name]
-    command = f"from cli.admin.main import main; main({words}, standalone_mode=False)"
+    command = f"from metaquorum.cli.admin.main import main; main({words}, standalone_mode=False)"
     usual = call_count("import click, dataclasses, json, socket, ssl, tomllib")
     assert call_count(command) < 2.75 * usual
 
 
 def test_no_loop_and_no_drawing_are_loaded_where_none_is_needed(node: Peer) -> None:
     program = (
-        "import sys; from cli.admin.main import main\n"
+        "import sys; from metaquorum.cli.admin.main import main\n"
         f"main(['-b', '{node.bootstrap}', 'topics', 'list'], standalone_mode=False)\n"
-        "assert not {'trio', 'rich', 'asyncio', 'cli.admin.configs'} & set(sys.modules)\n"
+        "late = {'trio', 'rich', 'asyncio', 'metaquorum.cli.admin.configs'}\n"
+        "assert not late & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment())
 

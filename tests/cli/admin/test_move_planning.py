@@ -1,7 +1,7 @@
 """The throttle of a plan in clusters whose workers describe all, some or none of their limits."""
 
-from cli.admin.moves.options import ThrottleChoice
-from cli.admin.moves.planning import priced
+from metaquorum.cli.admin.moves.options import ThrottleChoice
+from metaquorum.cli.admin.moves.planning import priced
 from metaquorum.client.move_plans.measuring import limits_of
 from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
 from metaquorum.moves.estimate import Estimate

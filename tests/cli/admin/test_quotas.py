@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.admin.quotas.entities import amount_text, parse_amount
+from metaquorum.cli.admin.quotas.entities import amount_text, parse_amount
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
 from metaquorum.client.values import NewTopic

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.server.main import main as server
+from metaquorum.cli.server.main import main as server
 from tests.cli.admin.running import Admin
 from tests.metaquorum.security.certificates import Authority
 from tests.nodes import Node, elsewhere, free_port, wait_until

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.admin.main import main as mq_admin
-from cli.server.main import main as mq_server
+from metaquorum.cli.admin.main import main as mq_admin
+from metaquorum.cli.server.main import main as mq_server
 from tests.cli.admin.running import environment
 from tests.nodes import PATIENCE_S, ROOT, elsewhere, free_ports
 
@@ -136,10 +136,13 @@ def test_no_node_of_a_cluster_executes_the_folder_it_is_started_in(hostile: Path
 
 def test_neither_the_demo_s_commands_nor_the_simulator_s_workers_execute_it(hostile: Path) -> None:
     """A user runs these modules by name; here without the current folder in the path."""
-    demo = "from cli.demo import run; run('cli.admin.main', 'mq-admin', '--version')"
+    demo = (
+        "from metaquorum.cli.demo import run;"
+        " run('metaquorum.cli.admin.main', 'mq-admin', '--version')"
+    )
     simulator = (
         "import sys; sys.argv[1:] = 'run --scenario log-dirs --start 1 --count 2'.split();"
-        " from simulations.__main__ import main; main()"
+        " from metaquorum.simulations.__main__ import main; main()"
     )
     for program in (demo, simulator):
         done = subprocess.run(

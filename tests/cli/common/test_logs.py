@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from cli.common.logs import (
+from metaquorum.cli.common.logs import (
     FIRST_LINES,
     LAST_LINES,
     MAX_KINDS,
@@ -25,7 +25,13 @@ def line(formatter: logging.Formatter, *message: object, exc: BaseException | No
     handler.setFormatter(formatter)
     info = None if exc is None else (type(exc), exc, exc.__traceback__)
     record = logging.LogRecord(
-        "dataplane.network.server", logging.WARNING, "server.py", 1, message[0], message[1:], info
+        "metaquorum.dataplane.network.server",
+        logging.WARNING,
+        "server.py",
+        1,
+        message[0],
+        message[1:],
+        info,
     )
     handler.emit(record)
     return stream.getvalue()
@@ -92,7 +98,7 @@ def test_a_traceback_is_part_of_its_json_line() -> None:
     assert got.count("\n") == 1
     assert row["level"] == "warning"
     assert "ValueError: a bug" in row["traceback"]
-    assert row["logger"] == "dataplane.network.server"
+    assert row["logger"] == "metaquorum.dataplane.network.server"
 
 
 def test_a_long_traceback_is_logged_without_its_middle() -> None:

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.admin.common.session import COMPLETED
-from cli.admin.records.text import formatter, to_json
-from cli.common.lazy_group import LazyGroup
-from cli.common.output import (
+from metaquorum.cli.admin.common.session import COMPLETED
+from metaquorum.cli.admin.records.text import formatter, to_json
+from metaquorum.cli.common.lazy_group import LazyGroup
+from metaquorum.cli.common.output import (
     Column,
     echo_exact,
     json_line,

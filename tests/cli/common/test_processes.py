@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from cli.common.processes import command_line, started
+from metaquorum.cli.common.processes import command_line, started
 
 
 def test_a_started_process_is_known_by_its_command_line_at_once(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cli.admin.records.text import TextError, from_json
-from cli.common.times import iso_text
+from metaquorum.cli.admin.records.text import TextError, from_json
+from metaquorum.cli.common.times import iso_text
 from metaquorum.client.utc_text import utc_text
 from metaquorum.spark.loader.load_report import time_text
 

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf import descriptor_pb2
 
-from cli.load.main import main
+from metaquorum.cli.load.main import main
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.socket_transport import connect
 from tests.cli.admin.running import environment
@@ -84,7 +84,7 @@ def without(
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(REFUSE.format(refused=packages))
     return subprocess.run(
-        [sys.executable, "-m", "cli.load.main", *map(str, arguments)],
+        [sys.executable, "-m", "metaquorum.cli.load.main", *map(str, arguments)],
         cwd=ROOT,
         env=environment(PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"),
         capture_output=True,
@@ -275,12 +275,12 @@ def test_a_bundle_has_what_executors_need(tmp_path: Path) -> None:
     Load()("bundle", path)
     with zipfile.ZipFile(path) as bundle:
         names = set(bundle.namelist())
-    assert {"metaquorum/spark/source.py", "wire/messages/fetch.py"} <= names
+    assert {"metaquorum/spark/source.py", "metaquorum/wire/messages/fetch.py"} <= names
     assert "pyspark_metaquorum/__init__.py" in names
     assert not any(name.endswith((".so", ".pyc")) for name in names)
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"metaquorum", "pyspark_metaquorum", "wire"}
-    for absent in ("raft", "controller", "storage", "rpc", "channel", "config"):
+    assert tops == {"metaquorum", "pyspark_metaquorum"}
+    for absent in ("raft", "controller", "storage", "rpc", "channel", "config", "dataplane", "cli"):
         assert not any(name.startswith(f"metaquorum/{absent}/") for name in names)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cli.common.processes import is_free, is_listened_on, start_time
-from cli.server.cluster import Cluster
-from cli.server.cluster_files import (
+from metaquorum.cli.common.processes import is_free, is_listened_on, start_time
+from metaquorum.cli.server.cluster import Cluster
+from metaquorum.cli.server.cluster_files import (
     FilesError,
     check_room,
     lay_out,
@@ -23,7 +23,7 @@ from cli.server.cluster_files import (
     remove,
     write_state,
 )
-from cli.server.cluster_layout import State
+from metaquorum.cli.server.cluster_layout import State
 from metaquorum.runtime.own_processes import own_command, own_environment
 from tests.nodes import PATIENCE_S
 
@@ -97,7 +97,7 @@ def test_a_huge_or_broken_state_is_refused(tmp_path: Path) -> None:
 def test_no_process_but_a_node_of_the_folder_receives_signals(tmp_path: Path) -> None:
     toml = str(tmp_path / "node1" / "server.toml")
     forever = "import time; time.sleep(600)"
-    node = [*own_command("cli.server.main"), "run", "--config", toml]
+    node = [*own_command("metaquorum.cli.server.main"), "run", "--config", toml]
     with (
         running("sleep", "600") as stranger,
         running(sys.executable, "-c", forever, "run", "--config", toml) as similar,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.server.main import main
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.cli.server.main import main
+from metaquorum.dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
     encode_key,
@@ -33,12 +33,12 @@ from metaquorum.storage.journal_ops import (
     encode_ops,
 )
 from metaquorum.storage.snapshot import write_snapshot
+from metaquorum.wire.records.records import Record as Stored
+from metaquorum.wire.records.records import encode_batch
 from tests.conformance.clients import Librdkafka, Record, create
 from tests.conftest import NewNode
 from tests.dataplane.log.logs import append, open_log
 from tests.dataplane.log.test_transactions import end, send
-from wire.records.records import Record as Stored
-from wire.records.records import encode_batch
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.common.usage import UsageError
-from cli.server.node_options import Invocation, invocation
-from dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER
+from metaquorum.cli.common.usage import UsageError
+from metaquorum.cli.server.node_options import Invocation, invocation
+from metaquorum.dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER
 
 
 def asked(*sets: str, config: Path | None = None, **options: Any) -> Invocation:

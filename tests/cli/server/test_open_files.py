@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from cli.server.open_files import raise_open_files_limit
+from metaquorum.cli.server.open_files import raise_open_files_limit
 
 UNLIMITED = resource.RLIM_INFINITY
 

@@ -24,7 +24,7 @@ SETTLED_S = 0.5
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "cli.server.main", "run", *map(str, arguments)]
+    return [sys.executable, "-m", "metaquorum.cli.server.main", "run", *map(str, arguments)]
 
 
 def refused(*arguments: object, cwd: Path = ROOT) -> str:
@@ -100,7 +100,7 @@ def test_a_node_survives_its_terminal_and_prints_its_tasks_when_asked(run: type[
         node.process.send_signal(signal.SIGQUIT)
         wait_until(lambda count=number: node.stderr.count("print_tasks_on_signal") >= 2 * count)
     assert "Current thread" in node.stderr
-    assert "task dataplane.node.Node" in node.stderr
+    assert "task metaquorum.dataplane.node.Node" in node.stderr
     assert "stopping" not in node.stderr
     assert node.end(signal.SIGTERM) == 0
 

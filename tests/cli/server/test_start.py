@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cli.common.process_figures import since_exec_s
+from metaquorum.cli.common.process_figures import since_exec_s
 from tests.nodes import ROOT, free_port
 
 # Each of these takes milliseconds, and a node in its usual roles needs none. trio imports some
@@ -35,25 +35,25 @@ NOT_FOR_NODES = {
     "unittest",
     "yaml",
     "zstandard",
-    "cli.server.cluster",
-    "cli.server.format",
-    "cli.server.log_dump",
-    "dataplane.prometheus.collector",
-    "dataplane.prometheus.endpoint",
+    "metaquorum.cli.server.cluster",
+    "metaquorum.cli.server.format",
+    "metaquorum.cli.server.log_dump",
+    "metaquorum.dataplane.prometheus.collector",
+    "metaquorum.dataplane.prometheus.endpoint",
     "metaquorum.client.socket_transport",
     "metaquorum.storage.dump",
 }
 OF_CONTROLLERS = {"metaquorum.controller_server", "metaquorum.raft.voter", "pysyncobj"}
 OF_WORKERS = {
-    "dataplane.handlers.produce",
-    "dataplane.log.dirs.log_dirs",
-    "dataplane.worker_server",
+    "metaquorum.dataplane.handlers.produce",
+    "metaquorum.dataplane.log.dirs.log_dirs",
+    "metaquorum.dataplane.worker_server",
 }
 
 # Runs a node; prints the CPU time before the start and, after the stop, the imported modules.
 PROGRAM = """
 import sys, time, trio
-from cli.server.main import main
+from metaquorum.cli.server.main import main
 print(time.process_time())
 try:
     main(sys.argv[1:])

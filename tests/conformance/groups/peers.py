@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from metaquorum.wire.protocol.apis import APIS
 from tests.clusters import Cluster
 from tests.conformance.groups.raw import coordinator_of
 from tests.nodes import KAFKA, LASTING, PATIENCE_S, SHARED, free_ports
-from wire.protocol.apis import APIS
 
 NODES: Final = 3
 JOIN_GROUP: Final = 11

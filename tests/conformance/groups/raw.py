@@ -1,4 +1,5 @@
-"""Single requests to a group's coordinator, in a chosen version, by the tables of `wire.messages`.
+"""Single requests to a group's coordinator, in a chosen version, by the tables of
+`metaquorum.wire.messages`.
 
 A connection sends one request at a time. A request that waits (JoinGroup, SyncGroup) is sent with
 `Connection.send`, and its response is read later with `Connection.answer`.
@@ -12,20 +13,20 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
-from tests.nodes import PATIENCE_S, wait_until
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.offset_commit import (
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.schema.codec import decoder, encoder
-from wire.schema.message import Message
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.codec import decoder, encoder
+from metaquorum.wire.schema.message import Message
+from tests.nodes import PATIENCE_S, wait_until
 
 CLIENT_ID: Final = "raw"
 SESSION_MS: Final = 20_000

@@ -16,6 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Message
 from tests.conformance.groups.raw import (
     LIMIT_S,
     Connection,
@@ -27,9 +30,6 @@ from tests.conformance.groups.raw import (
     sync,
 )
 from tests.nodes import unique, wait_until
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Message
 
 INSTANCE: Final = "instance"
 ASSIGNMENT: Final = b"assignment"

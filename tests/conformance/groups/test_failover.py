@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 
+from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from tests.conformance.clients import admin
 from tests.conformance.groups.members import (
     LIMIT_S,
@@ -18,7 +19,6 @@ from tests.conformance.groups.peers import NODES, ThreeNodes, coordinator_node, 
 from tests.conformance.groups.raw import Connection, coordinator_of
 from tests.conformance.groups.test_delivery import EACH, PARTITIONS, places, send
 from tests.nodes import Elsewhere, unique, wait_until
-from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
 FEW = 20  # commits before the coordinator is killed, and after
 

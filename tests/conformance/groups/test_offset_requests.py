@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.clients import admin, create
-from tests.conformance.groups.raw import LIMIT_S, commit, join, leave, subscription, sync
-from tests.conformance.groups.setups import GroupSetup, new_setup
-from tests.nodes import Peer, unique, wait_until
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_commit import OffsetCommitRequest
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_commit import OffsetCommitRequest
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.primitives.errors import ErrorCode as E
+from metaquorum.wire.primitives.errors import ErrorCode as E
+from tests.conformance.clients import admin, create
+from tests.conformance.groups.raw import LIMIT_S, commit, join, leave, subscription, sync
+from tests.conformance.groups.setups import GroupSetup, new_setup
+from tests.nodes import Peer, unique, wait_until
 
 NewSetup = Callable[[str], GroupSetup]
 METADATA_MAX_BYTES = 4096

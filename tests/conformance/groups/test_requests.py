@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest
+from metaquorum.wire.messages.sync_group import SyncGroupRequest
+from metaquorum.wire.primitives.errors import ErrorCode as E
 from tests.conformance.clients import create
 from tests.conformance.groups.raw import (
     LIMIT_S,
@@ -19,11 +24,6 @@ from tests.conformance.groups.raw import (
 )
 from tests.conformance.groups.setups import ASSIGNMENT, INSTANCE, GroupSetup, new_setup
 from tests.nodes import Peer, unique, wait_until
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest
-from wire.messages.leave_group import LeaveGroupRequest
-from wire.messages.sync_group import SyncGroupRequest
-from wire.primitives.errors import ErrorCode as E
 
 NewSetup = Callable[[str], GroupSetup]
 SHORT_MS = 1000

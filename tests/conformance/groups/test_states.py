@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import pytest
 
+from metaquorum.wire.primitives.errors import ErrorCode as E
+from metaquorum.wire.schema.message import Message
 from tests.conformance.clients import create
 from tests.conformance.groups.raw import commit, heartbeat, join, leave, subscription, sync
 from tests.conformance.groups.setups import INSTANCE, GroupSetup, new_setup
 from tests.nodes import Peer, unique
-from wire.primitives.errors import ErrorCode as E
-from wire.schema.message import Message
 
 Request = Callable[[GroupSetup], Message]
 UNKNOWN: Final = "unknown"

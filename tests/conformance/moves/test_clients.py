@@ -21,11 +21,11 @@ from confluent_kafka.admin import (
     ConfigResource,
 )
 
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.conformance.groups.peers import ThreeNodes
 from tests.conformance.moves.topics import LARGE, RECORDS, new_topic, read_all, send
 from tests.conformance.other_languages.programs import HERE, go_program, kafkajs
 from tests.nodes import KAFKA, PATIENCE_S, eventually
-from wire.primitives.errors import ErrorCode
 
 pytestmark = pytest.mark.slow
 

@@ -69,5 +69,5 @@ def test_mq_admin_moves_a_replica(tmp_path: Path) -> None:
 
 
 def mq_admin(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.admin.main", *arguments]
+    command = [sys.executable, "-m", "metaquorum.cli.admin.main", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -9,26 +9,29 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.groups.peers import ThreeNodes
-from tests.conformance.groups.raw import Connection
-from tests.conformance.moves.topics import new_topic
-from tests.nodes import wait_until
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.alter_replica_log_dirs import (
+from metaquorum.wire.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
 )
-from wire.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
-from wire.messages.list_partition_reassignments import (
+from metaquorum.wire.messages.describe_log_dirs import (
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+)
+from metaquorum.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
+from tests.conformance.groups.peers import ThreeNodes
+from tests.conformance.groups.raw import Connection
+from tests.conformance.moves.topics import new_topic
+from tests.nodes import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.conformance.other_languages.programs import HERE, go_program, kafkajs
 from tests.nodes import PATIENCE_S, Peer, unique
-from wire.primitives.errors import ErrorCode
 
 RUN_TIMEOUT_S = PATIENCE_S
 

@@ -59,7 +59,7 @@ def set_quota(bootstrap: str, *arguments: str) -> None:
         [
             sys.executable,
             "-m",
-            "cli.admin.main",
+            "metaquorum.cli.admin.main",
             "--bootstrap",
             bootstrap,
             "quotas",

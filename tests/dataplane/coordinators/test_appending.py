@@ -2,12 +2,12 @@
 
 import pytest
 
-from dataplane.config.topic import TopicConfig
-from dataplane.coordinators.appending import encoded_batches, encoded_record
-from dataplane.coordinators.shard import CoordinatorRecord
 from metaquorum.config.resolution import WorkerLayers
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import parse_header
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.dataplane.coordinators.appending import encoded_batches, encoded_record
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import parse_header
 
 
 def config_of(**overrides: str) -> TopicConfig:

@@ -7,23 +7,23 @@ from itertools import count
 
 import pytest
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
-from dataplane.coordinators.group.committed_offsets import CommittedOffsets
-from dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
+from metaquorum.dataplane.coordinators.group.committed_offsets import CommittedOffsets
+from metaquorum.dataplane.coordinators.group.group_shard import GroupConfigs, GroupShard
+from metaquorum.dataplane.coordinators.group.record_formats import (
     KeyDecoder,
     OffsetKey,
     OffsetValue,
     RecordKey,
     encode_offset_value,
 )
-from dataplane.coordinators.group.record_formats import encode_key as encode_offset_key
-from dataplane.coordinators.group.requests import JoinRequest, Protocol
-from dataplane.coordinators.shard import CoordinatorRecord
-from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
-from dataplane.coordinators.transaction.transaction import Transaction
-from dataplane.coordinators.transaction.transaction_shard import TransactionShard
-from wire.primitives.types import ZERO_UUID
+from metaquorum.dataplane.coordinators.group.record_formats import encode_key as encode_offset_key
+from metaquorum.dataplane.coordinators.group.requests import JoinRequest, Protocol
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord
+from metaquorum.dataplane.coordinators.transaction.record_formats import encode_key, encode_value
+from metaquorum.dataplane.coordinators.transaction.transaction import Transaction
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import TransactionShard
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 NOW_MS = 1_700_000_000_000
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
-from dataplane.network.client import Client, account_of
+from metaquorum.dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
+from metaquorum.dataplane.network.client import Client, account_of
 
 LIMIT = 100_000
 

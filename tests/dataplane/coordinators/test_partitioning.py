@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataplane.coordinators.partitioning import java_hash, partition_of
+from metaquorum.dataplane.coordinators.partitioning import java_hash, partition_of
 
 
 @pytest.mark.parametrize(

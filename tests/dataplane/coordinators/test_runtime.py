@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators import hosted_shard, loading
-from dataplane.coordinators import runtime as runtime_module
-from dataplane.coordinators.client_budget import UNKNOWN
-from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
-from dataplane.coordinators.runtime import CoordinatorRuntime
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.partition.partition import Partition
-from dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.coordinators import hosted_shard, loading
+from metaquorum.dataplane.coordinators import runtime as runtime_module
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
+from metaquorum.dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import parse_header
+from metaquorum.wire.records.records import Codec, Record, encode_batch
 from tests.dataplane.replication.replicas import state as state_of
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import (
@@ -32,9 +35,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import parse_header
-from wire.records.records import Codec, Record, encode_batch
 
 TOPIC = "t"
 

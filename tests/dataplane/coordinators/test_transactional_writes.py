@@ -4,15 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from dataplane.coordinators import hosted_shard
-from dataplane.coordinators import runtime as runtime_module
-from dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
-from dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
-from dataplane.coordinators.loading import ShardLoader, read_chunk
-from dataplane.coordinators.runtime import CoordinatorRuntime
-from dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.dataplane.coordinators import hosted_shard
+from metaquorum.dataplane.coordinators import runtime as runtime_module
+from metaquorum.dataplane.coordinators.client_budget import COORDINATOR, UNKNOWN
+from metaquorum.dataplane.coordinators.hosted_shard import HostedShard, PendingBatch, State
+from metaquorum.dataplane.coordinators.loading import ShardLoader, read_chunk
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.coordinators.test_runtime import (
     TOPIC,
     Answer,
@@ -22,8 +24,6 @@ from tests.dataplane.coordinators.test_runtime import (
 )
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated, append_unvalidated, simulated
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import Record, encode_batch
 
 
 class Transactions(Register):

@@ -3,9 +3,9 @@
 import trio
 import trio.testing
 
-from dataplane.fetch.long_polls import LongPolls
-from dataplane.network.delayed import Timers
-from dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.fetch.long_polls import LongPolls
+from metaquorum.dataplane.network.delayed import Timers
+from metaquorum.dataplane.partition.partition import FetchWaiter
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import in_trio
 

@@ -3,8 +3,9 @@
 import pytest
 import trio
 
-from dataplane.fetch.parked_polls import ROW_BYTES, UNCOUNTED_ROWS, ParkedRequests
-from dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.fetch.parked_polls import ROW_BYTES, UNCOUNTED_ROWS, ParkedRequests
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
@@ -13,7 +14,6 @@ from tests.dataplane.serving import (
     fetch_message,
     simulated,
 )
-from wire.protocol.apis import ApiKey
 
 ROWS = 1000
 PRESENT = 100  # existing partitions of the requested ones

@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
-from dataplane.fetch import reader
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.fetch import reader
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.fetch.test_sessions import SessionClient, in_session
 from tests.dataplane.serving import (
     FETCH_VERSION,
@@ -18,13 +25,6 @@ from tests.dataplane.serving import (
     records_of,
     simulated,
 )
-from wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-)
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
 
 COMMITTED: Any = {"isolation_level": 1}
 

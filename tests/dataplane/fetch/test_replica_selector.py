@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from metaquorum.dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 RACKS = {1: "a", 2: "b", 3: "b"}

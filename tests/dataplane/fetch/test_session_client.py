@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.fetch.session_client import FetchLimits, FetchSessionClient, Key, RequestedPartition
-from wire.messages.fetch import FetchRequest, FetchResponse
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.fetch.session_client import (
+    FetchLimits,
+    FetchSessionClient,
+    Key,
+    RequestedPartition,
+)
+from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse
+from metaquorum.wire.primitives.errors import ErrorCode
 
 TOPIC = bytes(range(16))
 PARTITIONS = range(4)

@@ -10,30 +10,30 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.fetch.sessions import (
+from metaquorum.dataplane.fetch.sessions import (
     MIN_AGE_S,
     FetchSession,
     FetchSessions,
     SessionPartition,
     next_epoch,
 )
-from dataplane.handlers.fetch.handler import handle_fetch
-from dataplane.network.client import Client
-from dataplane.partition.partition import FetchWaiter
-from dataplane.scheduling.time_slices import at_once
-from dataplane.worker.context import Request
-from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
-from tests.examples import examples
-from wire.messages.delete_topics import DeleteTopicsRequest
-from wire.messages.fetch import (
+from metaquorum.dataplane.handlers.fetch.handler import handle_fetch
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest
+from metaquorum.wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
     ForgottenTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
+from tests.examples import examples
 
 BY_NAME, BY_ID = 12, 18
 NOT_FOUND = ErrorCode.FETCH_SESSION_ID_NOT_FOUND

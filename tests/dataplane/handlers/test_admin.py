@@ -6,22 +6,25 @@ from typing import Any
 
 import pytest
 
-from tests.dataplane.handlers.test_produce import producer_id_from
-from tests.dataplane.serving import RawClient, batch_of, in_trio, serving
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.create_topics import (
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.describe_cluster import DescribeClusterRequest
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.describe_cluster import DescribeClusterRequest
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from tests.dataplane.handlers.test_produce import producer_id_from
+from tests.dataplane.serving import RawClient, batch_of, in_trio, serving
 
 TOPIC, BROKER = 2, 4
 

@@ -8,11 +8,37 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from dataplane.handlers import records
-from dataplane.handlers.partitions_api import MAX_DESCRIBED_PARTITIONS
-from dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.handlers import records
+from metaquorum.dataplane.handlers.partitions_api import MAX_DESCRIBED_PARTITIONS
+from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime import sleep
 from metaquorum.runtime.system import RealDisk
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from metaquorum.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from metaquorum.wire.messages.list_config_resources import ListConfigResourcesRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     RawClient,
     Served,
@@ -23,26 +49,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.nodes import PATIENCE_S
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.describe_topic_partitions import (
-    Cursor,
-    DescribeTopicPartitionsRequest,
-    TopicRequest,
-)
-from wire.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from wire.messages.list_config_resources import ListConfigResourcesRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 T = TypeVar("T")
 

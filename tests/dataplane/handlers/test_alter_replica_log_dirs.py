@@ -9,11 +9,24 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.log.segments.files import storage_error
-from dataplane.log.segments.names import SYNCING
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.log_dir_moves import add_log_dir_moves
+from metaquorum.dataplane.log.segments.files import storage_error
+from metaquorum.dataplane.log.segments.names import SYNCING
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.log_dir_moves import add_log_dir_moves
 from metaquorum.runtime import File
+from metaquorum.wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
+from metaquorum.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.handlers.test_log_dirs import fetched, log_dirs, two_dirs
 from tests.dataplane.held_up import HeldUpDisk
@@ -28,19 +41,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.nodes import PATIENCE_S
-from wire.messages.alter_replica_log_dirs import (
-    AlterReplicaLogDir,
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirTopic,
-)
-from wire.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from wire.messages.describe_log_dirs import DescribeLogDirsTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 
@@ -481,7 +481,7 @@ async def test_deleted_records_stay_deleted_in_the_other_directory(tmp_path: Pat
 
 @in_trio
 async def test_a_full_target_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("dataplane.replication.log_dir_mover.RETRY_S", 0.01)
+    monkeypatch.setattr("metaquorum.dataplane.replication.log_dir_mover.RETRY_S", 0.01)
     disk = FaultyDisk()
     async with two_dirs(tmp_path, disk) as (served, client):
         disk.fail("write", "-future/0", errno.ENOSPC)

@@ -16,11 +16,11 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as OtherTopicPartition
 
 from metaquorum.runtime.system import real_runtime
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.clusters import Cluster
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.nodes import PATIENCE_S, wait_until
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.slow  # nodes as processes
 

@@ -5,9 +5,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dataplane.handlers.fetch.cold_reads import MAX_COLD_READS
+from metaquorum.dataplane.handlers.fetch.cold_reads import MAX_COLD_READS
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.fetch.test_read_committed import Transactions
 from tests.dataplane.serving import (
     FETCH_VERSION,
@@ -20,9 +23,6 @@ from tests.dataplane.serving import (
     records_of,
     serving,
 )
-from wire.messages.fetch import FetchRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 BATCHES = 60
 BATCH_BYTES = 60_000

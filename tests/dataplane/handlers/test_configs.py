@@ -6,6 +6,17 @@ from pathlib import Path
 import pytest
 
 from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS
+from metaquorum.wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResource
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.incremental_alter_configs import (
+    AlterConfigsResource as IncrementalResource,
+)
+from metaquorum.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin import create, topic
 from tests.dataplane.serving import (
     FaultyDisk,
@@ -15,12 +26,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResource
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.incremental_alter_configs import AlterConfigsResource as IncrementalResource
-from wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 ROOT = Path(__file__).parents[3]
 # Configs with only one value here: batches are stored unchanged, and keys are PEM.

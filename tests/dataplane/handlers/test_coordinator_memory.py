@@ -3,14 +3,14 @@
 from typing import Any
 
 from metaquorum.client.usage.coordinator_memory import CoordinatorBudget, memory_warnings
+from metaquorum.wire.messages.describe_coordinator_memory import DescribeCoordinatorMemoryRequest
+from metaquorum.wire.messages.remove_transactional_ids import RemoveTransactionalIdsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.groups.clients import GroupClient, groups
 from tests.dataplane.handlers.transactions.test_coordination import add, end
 from tests.dataplane.handlers.transactions.test_offsets import Producer
 from tests.dataplane.serving import Simulated
-from wire.messages.describe_coordinator_memory import DescribeCoordinatorMemoryRequest
-from wire.messages.remove_transactional_ids import RemoveTransactionalIdsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 NAMES = ["group.memory.max.bytes", "offsets.memory.max.bytes", "transaction.memory.max.bytes"]
 

@@ -4,28 +4,31 @@ from typing import Any
 
 import pytest
 
-from dataplane.prometheus.collector import Slices, _add_cluster
-from dataplane.prometheus.exposition import Page
 from metaquorum.controller import features
+from metaquorum.dataplane.prometheus.collector import Slices, _add_cluster
+from metaquorum.dataplane.prometheus.exposition import Page
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
-from tests.dataplane.replication.test_replicas import fill
-from tests.dataplane.replication.together import NODES, Together, together
-from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.alter_worker import AlterWorkerRequest
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.describe_log_dirs import DescribeLogDirsRequest
-from wire.messages.describe_workers import DescribeWorkersRequest
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.messages.alter_worker import AlterWorkerRequest
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from metaquorum.wire.messages.describe_workers import DescribeWorkersRequest
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.unregister_broker import UnregisterBrokerRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from tests.dataplane.replication.test_replicas import fill
+from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.serving import RawClient, batch_of
 
 E = ErrorCode
 DRAIN, RETURN, REMOVE = 1, 2, 3

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin_changes import change
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import Simulated, simulated
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.protocol.apis import ApiKey
 
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 BROKER = 4

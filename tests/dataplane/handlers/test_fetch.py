@@ -7,12 +7,29 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.fetch.reader import FetchReader
-from dataplane.handlers import offsets
-from dataplane.handlers.fetch.handler import handle_fetch
-from dataplane.network.client import Client
-from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
-from dataplane.worker.context import Request
+from metaquorum.dataplane.fetch.reader import FetchReader
+from metaquorum.dataplane.handlers import offsets
+from metaquorum.dataplane.handlers.fetch.handler import handle_fetch
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, at_once
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from metaquorum.wire.records.compression import Codec, compress
+from metaquorum.wire.records.records import batches
 from tests.dataplane.serving import (
     FETCH_VERSION,
     WORLD_BEGAN_MS,
@@ -28,23 +45,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.hostile.frames import BOMB_TIMESTAMP, record_bomb
-from wire.messages.fetch import FetchRequest
-from wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-)
-from wire.messages.metadata import MetadataRequest
-from wire.messages.offset_for_leader_epoch import (
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopic,
-)
-from wire.primitives.errors import ErrorCode, WireError
-from wire.protocol.apis import ApiKey
-from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.records.compression import Codec, compress
-from wire.records.records import batches
 
 MIB = 1 << 20
 

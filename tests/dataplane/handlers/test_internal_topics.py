@@ -7,6 +7,29 @@ import pytest
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.topics import topic_records
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from metaquorum.wire.messages.describe_topic_partitions import TopicRequest as DescribedTopic
+from metaquorum.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     RawClient,
@@ -16,26 +39,6 @@ from tests.dataplane.serving import (
     produce_message,
     simulated,
 )
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
-from wire.messages.describe_topic_partitions import TopicRequest as DescribedTopic
-from wire.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol import request_form
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
 
 INVALID = ErrorCode.INVALID_TOPIC_EXCEPTION
 ONE = {"offsets_topic_num_partitions": 1}

@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.node import NodeError
+from metaquorum.dataplane.node import NodeError
 from metaquorum.runtime import File
 from metaquorum.runtime.interfaces import Identity
 from metaquorum.runtime.system import RealDisk
+from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from metaquorum.wire.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     FaultyDisk,
     FaultyFile,
@@ -26,11 +34,6 @@ from tests.dataplane.serving import (
     in_trio,
     serving,
 )
-from wire.messages.describe_log_dirs import DescribeLogDirsRequest
-from wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -116,7 +119,7 @@ def test_a_failing_directory_goes_offline_in_one_line_and_the_other_lives(
             found = await log_dirs(client)
             assert {name: result.error_code for name, result in found.items()} == {"a": 0, "b": 0}
 
-    with caplog.at_level(logging.ERROR, logger="dataplane"):
+    with caplog.at_level(logging.ERROR, logger="metaquorum.dataplane"):
         test()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1, told

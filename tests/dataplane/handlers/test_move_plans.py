@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.move_plans import add_move_plans
-from dataplane.prometheus.slices import Slices
-from dataplane.quotas.replication_quota import UNLIMITED
 from metaquorum.config.resolution import ConfigSource
 from metaquorum.controller import features
 from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE, NewMovePlan
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.move_plans import add_move_plans
+from metaquorum.dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED
 from metaquorum.metadata.image import MovePlanImage
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
 from metaquorum.rpc import methods
@@ -21,6 +21,30 @@ from metaquorum.rpc.methods import (
     CreateMovePlan,
     RequestContext,
 )
+from metaquorum.wire.messages.alter_configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+)
+from metaquorum.wire.messages.alter_move_plan import AlterMovePlanRequest
+from metaquorum.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.describe_move_plans import DescribeMovePlansRequest
+from metaquorum.wire.messages.start_move_plan import (
+    PlannedPartition,
+    PlannedTopic,
+    StartMovePlanRequest,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.replication.throttling.experiment import create
 from tests.dataplane.replication.throttling.test_throttling import (
@@ -33,23 +57,6 @@ from tests.dataplane.replication.throttling.test_throttling import (
 )
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient
-from wire.messages.alter_configs import (
-    AlterableConfig,
-    AlterConfigsRequest,
-    AlterConfigsResource,
-)
-from wire.messages.alter_move_plan import AlterMovePlanRequest
-from wire.messages.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.describe_move_plans import DescribeMovePlansRequest
-from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 def asked(*moves: tuple[str, list[int]], **more: Any) -> StartMovePlanRequest:

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.test_deposed_leaders import cut_off
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import (
@@ -14,9 +17,6 @@ from tests.dataplane.serving import (
     produce_message,
     serving,
 )
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 FORGED = ErrorCode.INVALID_PRODUCER_ID_MAPPING
 LATER = ErrorCode.NOT_ENOUGH_REPLICAS

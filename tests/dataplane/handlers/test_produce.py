@@ -9,7 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.partition.batch_validation import MAX_OPENED, MAX_OPENED_BYTES
+from metaquorum.dataplane.partition.batch_validation import MAX_OPENED, MAX_OPENED_BYTES
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import decode_response
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch
+from metaquorum.wire.records.compression import SHORT_COMPRESSED_BYTES, compress
+from metaquorum.wire.records.records import Codec, check_batch, parse_header
+from metaquorum.wire.records.walk_form import is_compiled
 from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
@@ -27,15 +36,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.wire.records.sample_batches import damaged, legacy, rewritten
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_response
-from wire.records.batches import HEADER_BYTES, pack_batch
-from wire.records.compression import SHORT_COMPRESSED_BYTES, compress
-from wire.records.records import Codec, check_batch, parse_header
-from wire.records.walk_form import is_compiled
 
 HOUR_MS = 3_600_000
 

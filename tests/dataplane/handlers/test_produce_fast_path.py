@@ -14,8 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from dataplane.instruments.error_counts import ErrorCounts
-from simulations.harness.node import LOG_DIRS
+from metaquorum.dataplane.instruments.error_counts import ErrorCounts
+from metaquorum.simulations.harness.node import LOG_DIRS
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from metaquorum.wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.records.batches import TRANSACTIONAL
+from metaquorum.wire.records.records import Codec, Record, encode_batch
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
@@ -28,21 +43,6 @@ from tests.dataplane.serving import (
 )
 from tests.examples import examples
 from tests.wire.records.sample_batches import damaged, legacy, rewritten
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol import request_form
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_response, encode_request
-from wire.protocol.request_header import decode_request_header
-from wire.records.batches import TRANSACTIONAL
-from wire.records.records import Codec, Record, encode_batch
 
 CLIENT_ID: Final = "test"
 PARTITIONS: Final = 3

@@ -9,9 +9,27 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.worker.transaction_states import TransactionStates
-from dataplane.worker.transaction_verifier import TransactionVerifier
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.worker.transaction_states import TransactionStates
+from metaquorum.dataplane.worker.transaction_verifier import TransactionVerifier
+from metaquorum.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+)
+from metaquorum.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from metaquorum.wire.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionState,
+)
+from metaquorum.wire.messages.produce import PartitionProduceData
+from metaquorum.wire.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.coordinators.transaction.answers import added
 from tests.dataplane.serving import (
     RawClient,
@@ -21,24 +39,6 @@ from tests.dataplane.serving import (
     produce_message,
     serving,
 )
-from wire.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-)
-from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from wire.messages.list_transactions import (
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-    TransactionState,
-)
-from wire.messages.produce import PartitionProduceData
-from wire.messages.write_txn_markers import (
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
-)
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 PRODUCER = 7
 VERIFIES, ABORTABLE, ADDS = 10, 11, 12

@@ -9,7 +9,19 @@ import lz4.frame
 import pytest
 import trio
 
-from simulations.workloads.lying_batches import LIES, lying_batch, wrong_max_timestamp
+from metaquorum.simulations.workloads.lying_batches import LIES, lying_batch, wrong_max_timestamp
+from metaquorum.wire.messages.produce import TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from metaquorum.wire.records.compression import Codec, compress
+from metaquorum.wire.records.records import (
+    Record,
+    batches,
+    check_batch,
+    decode_pieces,
+    encode_batch,
+)
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
     RawClient,
@@ -20,12 +32,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.wire.records.sample_batches import rewritten
-from wire.messages.produce import TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.records.compression import Codec, compress
-from wire.records.records import Record, batches, check_batch, decode_pieces, encode_batch
 
 HOUR_MS = 3_600_000
 XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from metaquorum.controller.features import METADATA_VERSION
-from tests.dataplane.serving import RawClient, in_trio, serving
-from wire.messages.describe_cluster import DescribeClusterRequest
-from wire.messages.describe_quorum import (
+from metaquorum.wire.messages.describe_cluster import DescribeClusterRequest
+from metaquorum.wire.messages.describe_quorum import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumTopic,
 )
-from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.messages.unregister_broker import UnregisterBrokerRequest
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from tests.dataplane.serving import RawClient, in_trio, serving
 
 
 async def quorum(client: RawClient, version: int = 2, name: str = "__cluster_metadata") -> Any:

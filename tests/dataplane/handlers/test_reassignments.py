@@ -8,20 +8,20 @@ from metaquorum.controller import features
 from metaquorum.controller.reassignment import Reassignment
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
 from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
-from tests.dataplane.replication.test_replicas import fill
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import RawClient
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.list_partition_reassignments import (
+from metaquorum.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.replication.test_replicas import fill
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient
 
 CONTEXT = RequestContext("User:ANONYMOUS", None, "127.0.0.1")
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dataplane.handlers.request_meter import MOST_UNTIMED, RequestMeter
-from dataplane.instruments.histogram import GROWTH
-from dataplane.network.client import Client
-from dataplane.network.replies import PendingReply
+from metaquorum.dataplane.handlers.request_meter import MOST_UNTIMED, RequestMeter
+from metaquorum.dataplane.instruments.histogram import GROWTH
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.replies import PendingReply
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.prometheus.test_collector import scrape, value
 from tests.dataplane.serving import RawClient, frame, in_trio, request, serving
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.metadata import MetadataRequest
-from wire.protocol.apis import ApiKey
 
 REQUESTS = "kafka_network_requestmetrics_"
 

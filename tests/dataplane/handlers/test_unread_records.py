@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from dataplane.handlers import unread_records
+from metaquorum.dataplane.handlers import unread_records
+from metaquorum.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from metaquorum.wire.messages.describe_unread_records import (
+    DescribeUnreadRecordsRequest,
+    PositionInPartition,
+    PositionsInTopic,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_cold_reads import ColdDisk
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import (
@@ -17,18 +29,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from wire.messages.describe_unread_records import (
-    DescribeUnreadRecordsRequest,
-    PositionInPartition,
-    PositionsInTopic,
-)
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 VALUE = bytes(300_000)
 

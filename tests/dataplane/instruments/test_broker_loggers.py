@@ -5,22 +5,25 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from tests.dataplane.serving import RawClient, Simulated, simulated
-from wire.messages import alter_configs
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages import alter_configs
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from wire.messages.list_config_resources import ListConfigResourcesRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.list_config_resources import ListConfigResourcesRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.serving import RawClient, Simulated, simulated
 
 LOGGERS = 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
-NAME = "dataplane.log.recovery"
-KEPT = (NAME, "dataplane", "root")
+NAME = "metaquorum.dataplane.log.recovery"
+KEPT = (NAME, "metaquorum.dataplane", "root")
 NOT_ALLOWED = "is not allowed for the BROKER_LOGGER resource"
 Change = tuple[str, int, str | None]
 VALID = "Valid log levels are DEBUG, ERROR, FATAL, INFO, TRACE, WARN"
@@ -80,7 +83,8 @@ def test_levels_are_set_unset_and_shown() -> None:
     async def scenario(node: Simulated) -> None:
         client = await node.connect()
         everything = await levels(client)
-        assert {"root", "dataplane", "dataplane.log", NAME, f"{NAME}.recovery"} <= set(everything)
+        named = ("metaquorum", "metaquorum.dataplane", "metaquorum.dataplane.log")
+        assert {"root", *named, NAME, f"{NAME}.recovery"} <= set(everything)
         module = logging.getLogger(f"{NAME}.recovery")
         assert await change(client, (NAME, SET, "DEBUG")) == (ErrorCode.NONE, None)
         assert module.isEnabledFor(logging.DEBUG)

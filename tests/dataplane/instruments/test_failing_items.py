@@ -1,6 +1,10 @@
 """Items of a loop that fail: back-off, and what is reported."""
 
-from dataplane.instruments.failing_items import MOST_RETRY_S, REPORT_AGAIN_S, FailingItems
+from metaquorum.dataplane.instruments.failing_items import (
+    MOST_RETRY_S,
+    REPORT_AGAIN_S,
+    FailingItems,
+)
 
 
 def test_an_error_is_reported_again_only_if_it_changes_or_after_a_long_time() -> None:

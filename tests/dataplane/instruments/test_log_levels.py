@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from dataplane.instruments.log_levels import LogLevels
-from dataplane.instruments.log_rate_limit import ADDRESS_LINES
+from metaquorum.dataplane.instruments.log_levels import LogLevels
+from metaquorum.dataplane.instruments.log_rate_limit import ADDRESS_LINES
 
 
 def loggers(*names: str) -> logging.Manager:

@@ -1,4 +1,4 @@
-from dataplane.instruments.log_rate_limit import (
+from metaquorum.dataplane.instruments.log_rate_limit import (
     ADDRESS_LINES,
     ADDRESS_LINES_PER_S,
     ALL_LINES,

@@ -4,14 +4,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dataplane.log.partition_log import AppendResult, PartitionLog
-from dataplane.log.recovery.recovery import LoadedLog, load_log
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import LogFile, OpenFiles
-from dataplane.log.segments.timestamps import TimestampOffset, latest_of
+from metaquorum.dataplane.log.partition_log import AppendResult, PartitionLog
+from metaquorum.dataplane.log.recovery.recovery import LoadedLog, load_log
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import LogFile, OpenFiles
+from metaquorum.dataplane.log.segments.timestamps import TimestampOffset, latest_of
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
-from wire.records.records import BatchHeader, Record, batches, encode_batch
+from metaquorum.wire.records.records import BatchHeader, Record, batches, encode_batch
 
 EPOCH = 3
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)

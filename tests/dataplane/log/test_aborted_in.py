@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.wire.records.records import batches
 from tests.dataplane.log.logs import open_log
 from tests.dataplane.log.test_transactions import end, send
 from tests.examples import examples
-from wire.records.records import batches
 
 ROLLING = LogConfig(segment_bytes=2000, index_interval_bytes=200)
 UNLIMITED = 1 << 40

@@ -8,11 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.log.dirs.log_dir import LogDir, NewPartition
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.dirs.log_dir import LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
+from metaquorum.dataplane.log.segments.config import LogConfig
 from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk

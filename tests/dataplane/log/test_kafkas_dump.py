@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.wire.records.compression import Codec
 from tests.conftest import KafkaTool
 from tests.dataplane.log.compaction.compacted import (
     RETENTION_MS,
@@ -25,7 +26,6 @@ from tests.dataplane.log.logs import (
     open_log,
 )
 from tests.dataplane.log.test_transactions import fill
-from wire.records.compression import Codec
 
 
 def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: KafkaTool) -> None:

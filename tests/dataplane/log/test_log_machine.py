@@ -14,11 +14,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import OpenFiles
-from dataplane.log.segments.index import OffsetIndex
-from dataplane.log.segments.names import OFFSET_INDEX, file_name
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.log.segments.index import OffsetIndex
+from metaquorum.dataplane.log.segments.names import OFFSET_INDEX, file_name
 from tests.dataplane.log.logs import (
     UnsyncedDisk,
     append,

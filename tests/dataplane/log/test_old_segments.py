@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import trio
 import trio.testing
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.files import OpenFiles
-from dataplane.partition.pending_deletes import PendingDeletes
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.partition.pending_deletes import PendingDeletes
 from tests.dataplane.log.logs import UnsyncedDisk, append, cut, make_batch, open_log
 from tests.dataplane.serving import in_trio
 

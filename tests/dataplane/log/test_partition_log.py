@@ -8,14 +8,17 @@ from typing import TypeVar
 import pytest
 import trio
 
-from dataplane.log.recovery.checkpoints import encode_damage
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import DiskFullError, OpenFiles
-from dataplane.log.segments.index import SparseIndex
-from dataplane.log.segments.names import DAMAGED, SYNCING
-from dataplane.log.segments.segment import Segment
+from metaquorum.dataplane.log.recovery.checkpoints import encode_damage
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import DiskFullError, OpenFiles
+from metaquorum.dataplane.log.segments.index import SparseIndex
+from metaquorum.dataplane.log.segments.names import DAMAGED, SYNCING
+from metaquorum.dataplane.log.segments.segment import Segment
 from metaquorum.runtime.interfaces import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import BatchHeader
+from metaquorum.wire.records.records import BatchState, TimestampType, scan
 from tests.dataplane.log.logs import (
     EPOCH,
     SMALL,
@@ -33,9 +36,6 @@ from tests.dataplane.log.logs import (
     read_headers,
 )
 from tests.dataplane.serving import FaultyDisk
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import BatchHeader
-from wire.records.records import BatchState, TimestampType, scan
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from random import Random
 
 import trio
 
-from dataplane.log.dirs.log_dir import LogDir, NewPartition
-from dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.dirs.log_dir import LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from tests.dataplane.log.logs import SMALL, UnsyncedDisk, append_many, log_files
 
 AT = ("t", 0)

@@ -8,8 +8,8 @@ import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.log.segments.aborted import AbortedTransaction
-from dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.aborted import AbortedTransaction
+from metaquorum.dataplane.log.segments.config import LogConfig
 from tests.dataplane.log.logs import cut, open_log
 from tests.dataplane.log.test_transactions import close_clean, end, index_files, send
 from tests.examples import examples

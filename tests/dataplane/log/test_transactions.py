@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.aborted import AbortedTransaction
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.aborted import AbortedTransaction
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.records import Record, batches, encode_batch
 from tests.dataplane.log.compaction.compacted import append_records, clean
 from tests.dataplane.log.logs import (
     EPOCH,
@@ -23,8 +25,6 @@ from tests.dataplane.log.logs import (
     log_files,
     open_log,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import Record, batches, encode_batch
 
 ROLLING = LogConfig(segment_bytes=300, index_interval_bytes=100)
 

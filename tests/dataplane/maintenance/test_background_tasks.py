@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from metaquorum.runtime.system import RealDisk
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.handlers.test_fetch import offset_of
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
@@ -21,7 +22,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.primitives.errors import ErrorCode
 
 MIB = 1 << 20
 

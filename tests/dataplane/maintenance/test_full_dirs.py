@@ -5,10 +5,12 @@ import logging
 
 import pytest
 
-from dataplane.log.partition_log import PartitionLog
 from metaquorum.client import connect
 from metaquorum.client.admin import AdminClient
+from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime import StorageError
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin_changes import delete_records
 from tests.dataplane.maintenance.test_background_tasks import MIB, log_of, sleep
 from tests.dataplane.serving import (
@@ -19,8 +21,6 @@ from tests.dataplane.serving import (
     produce_message,
     simulated,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 BIG = 100_000
 DAY_MS = 24 * 3600 * 1000

@@ -5,8 +5,12 @@ import logging
 
 import pytest
 
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import Record, batches, encode_batch
 from tests.dataplane.maintenance.test_background_tasks import log_of, sleep
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
@@ -16,10 +20,6 @@ from tests.dataplane.serving import (
     records_of,
     simulated,
 )
-from wire.primitives.errors import ErrorCode
-from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.records.compression import Codec
-from wire.records.records import Record, batches, encode_batch
 
 COMPACTED = {"cleanup_policy": "compact", "internal_segment_bytes": 2000, "segment_ms": 10_000_000}
 
@@ -115,8 +115,8 @@ def test_a_topic_becomes_compacted_when_its_policy_says_so() -> None:
 
 
 async def alter(client: RawClient, topic: str, name: str, value: str) -> None:
-    from wire.messages import incremental_alter_configs as iac
-    from wire.protocol.apis import ApiKey
+    from metaquorum.wire.messages import incremental_alter_configs as iac
+    from metaquorum.wire.protocol.apis import ApiKey
 
     config = iac.AlterableConfig(name=name, config_operation=0, value=value)
     resource = iac.AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])

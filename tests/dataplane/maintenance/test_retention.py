@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.local_log import SegmentSpan
-from dataplane.log.retention import UNLIMITED, retention_start
+from metaquorum.dataplane.log.local_log import SegmentSpan
+from metaquorum.dataplane.log.retention import UNLIMITED, retention_start
 
 NOW = 1_000_000
 

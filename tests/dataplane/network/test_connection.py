@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     FETCH_VERSION,
     PRODUCE_VERSION,
@@ -25,8 +27,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.messages.metadata import MetadataRequest
-from wire.protocol.apis import ApiKey
 
 METADATA = frame(ApiKey.METADATA, 5, 7, struct.pack(">ib", 0, 0))
 UNKNOWN_API = frame(9999, 0, 1, b"")
@@ -190,7 +190,7 @@ def test_nonsense_closes_the_connection_with_one_line_that_names_the_field(
             await client.send(data)
             assert await client.is_closed()
 
-    with caplog.at_level(logging.WARNING, logger="dataplane"):
+    with caplog.at_level(logging.WARNING, logger="metaquorum.dataplane"):
         test()
     lines = [r.getMessage() for r in caplog.records if "closed the connection" in r.getMessage()]
     assert len(lines) == 1

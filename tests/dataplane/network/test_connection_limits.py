@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from dataplane.network.client import Client
-from dataplane.network.connection_limits import (
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.connection_limits import (
     MAX_CONNECTIONS_OF_ONE_WORKER,
     ConnectionLimiter,
     ConnectionLimits,
     PeerListener,
     ProvisionalConnection,
 )
-from dataplane.network.replies import DelayedReply, PendingReply, Reply
-from dataplane.network.sasl_session import SaslSession
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.authenticate_replica import AuthenticateReplicaRequest
-from wire.messages.fetch import FetchRequest, ReplicaState
-from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
-from wire.schema.message import Message
+from metaquorum.dataplane.network.replies import DelayedReply, PendingReply, Reply
+from metaquorum.dataplane.network.sasl_session import SaslSession
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from metaquorum.wire.messages.fetch import FetchRequest, ReplicaState
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.schema.message import Message
 
 MANY = 1000
 WORKER, EPOCH = 2, 77

@@ -10,14 +10,17 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.connection import ClientConnection, ListenerContext
-from dataplane.network.listener_tls import ListenerTls, TlsSettings
-from dataplane.network.principal_mapping import PrincipalMapping
-from dataplane.network.server import Server, ServerLimits
+from metaquorum.dataplane.network.connection import ClientConnection, ListenerContext
+from metaquorum.dataplane.network.listener_tls import ListenerTls, TlsSettings
+from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
+from metaquorum.dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import sleep
 from metaquorum.runtime.system import real_runtime
 from metaquorum.security.tls_connection import TlsConnection
 from metaquorum.security.tls_context import TlsFiles
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
 from tests.dataplane.network.test_sasl_authenticator import (
     SCRAM_256,
     handshake,
@@ -28,9 +31,6 @@ from tests.dataplane.network.test_sasl_authenticator import (
 from tests.dataplane.network.test_server import LIMITS
 from tests.dataplane.serving import RawClient, Simulated, fetch_message, in_trio, simulated
 from tests.metaquorum.security.certificates import Authority
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
 
 
 def connections() -> list[ClientConnection]:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from metaquorum.client.users import new_upsertion
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.changes import change_scram_credentials
 from tests.dataplane.network.test_sasl_authenticator import authenticate, handshake, log_in, secured
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import RawClient, Simulated, listening
-from wire.primitives.errors import ErrorCode
 
 MECHANISMS = tuple(ScramMechanism)
 FORM = (SALT_BYTES, DEFAULT_ITERATIONS)

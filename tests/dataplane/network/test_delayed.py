@@ -3,7 +3,7 @@
 import trio
 import trio.testing
 
-from dataplane.network.delayed import LEAST_DEAD, Timers
+from metaquorum.dataplane.network.delayed import LEAST_DEAD, Timers
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import in_trio
 

@@ -12,19 +12,19 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.client import Client
-from dataplane.network.connection import ClientConnection, ListenerContext
-from dataplane.network.replies import PendingReply, Reply
-from dataplane.network.server import Server, ServerLimits
-from dataplane.quotas.cpu_meter import OFF, CpuMeter
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.connection import ClientConnection, ListenerContext
+from metaquorum.dataplane.network.replies import PendingReply, Reply
+from metaquorum.dataplane.network.server import Server, ServerLimits
+from metaquorum.dataplane.quotas.cpu_meter import OFF, CpuMeter
 from metaquorum.runtime import Runtime
 from metaquorum.runtime.system import RealClock, RealConnection, RealDisk, RealNetwork
-from simulations.kernel.network import SimulatedConnection
+from metaquorum.simulations.kernel.network import SimulatedConnection
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import Simulated, simulated
 from tests.nodes import PATIENCE_S
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.primitives.errors import WireError
-from wire.protocol.apis import ApiKey
 
 RESPONSE = b"small response " * 100
 FILLER = bytes(1000)

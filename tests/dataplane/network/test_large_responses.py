@@ -16,26 +16,26 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments.files import LogFile, OpenFiles
-from dataplane.log.segments.slices import LogSlice
-from dataplane.network.client import Client
-from dataplane.network.pipeline import (
+from metaquorum.dataplane.log.segments.files import LogFile, OpenFiles
+from metaquorum.dataplane.log.segments.slices import LogSlice
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.pipeline import (
     COPY_LIMIT_BYTES,
     MAX_PARTS_AT_ONCE,
     SEND_AT_BYTES,
     Wait,
     read_at_once,
 )
-from dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
-from dataplane.network.response_sender import (
+from metaquorum.dataplane.network.replies import DelayedReply, Parts, PendingReply, Reply
+from metaquorum.dataplane.network.response_sender import (
     COLD_READ_BYTES,
     PARTS_PER_LOOK,
     PARTS_PER_SEND,
     STEP_BYTES,
     ResponseSender,
 )
-from dataplane.network.unread_responses import UnreadResponses
-from dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
+from metaquorum.dataplane.network.unread_responses import UnreadResponses
+from metaquorum.dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
 from metaquorum.runtime import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
 from metaquorum.security.tls_context import client_context, server_context

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.network.listener_tls import ListenerTls, TlsSettings
-from dataplane.network.principal_mapping import PrincipalMapping
+from metaquorum.dataplane.network.listener_tls import ListenerTls, TlsSettings
+from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.security.tls_context import TlsFiles
 from tests.metaquorum.security.certificates import Authority

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.network.listeners import (
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import parse_all
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.network.listeners import (
     ClientListener,
     ListenerError,
     ReplicationListener,
@@ -12,12 +15,9 @@ from dataplane.network.listeners import (
     client_listeners,
     replicating,
 )
-from metaquorum.config.definition import Scope
-from metaquorum.config.registry import parse_all
-from metaquorum.config.resolution import WorkerLayers
 from metaquorum.security.tls_context import TlsFiles
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.metaquorum.security.certificates import Authority
-from wire.primitives.errors import KafkaError
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 SASL = {

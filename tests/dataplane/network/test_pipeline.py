@@ -9,22 +9,27 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.client import Client
-from dataplane.network.connection import (
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.connection import (
     RESERVE_ABOVE_BYTES,
     ClientConnection,
     ListenerContext,
 )
-from dataplane.network.delayed import DelayedResponse
-from dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED, Wait
-from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
-from dataplane.network.unread_responses import UnreadResponses
-from dataplane.scheduling.request_memory import RequestMemory
-from dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED, Wait
+from metaquorum.dataplane.network.replies import (
+    CloseConnectionError,
+    DelayedReply,
+    PendingReply,
+    Reply,
+)
+from metaquorum.dataplane.network.unread_responses import UnreadResponses
+from metaquorum.dataplane.scheduling.request_memory import RequestMemory
+from metaquorum.dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.system import RealDisk
+from metaquorum.wire.protocol.frames import BufferPool
 from tests.dataplane.serving import in_trio
-from wire.protocol.frames import BufferPool
 
 LARGE_BYTES = 1 << 20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataplane.network.principal_mapping import PrincipalMapping
+from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
 
 RULES = "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/, RULE:^CN=(.*?),OU=(.*?)$/$1@$2/L, DEFAULT"
 

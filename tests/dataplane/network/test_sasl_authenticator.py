@@ -8,17 +8,27 @@ from typing import Any
 
 import pytest
 
-from dataplane.network.connection import AUTHENTICATION_SECONDS
-from dataplane.network.login_counts import LoginCounts
-from dataplane.network.sasl_authenticator import MAX_REQUESTS
-from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.dataplane.network.connection import AUTHENTICATION_SECONDS
+from metaquorum.dataplane.network.login_counts import LoginCounts
+from metaquorum.dataplane.network.sasl_authenticator import MAX_REQUESTS
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.metadata.quota_lookup import USER, EntityPart
 from metaquorum.runtime import sleep
 from metaquorum.security.sasl import PLAIN, client_mechanism
 from metaquorum.security.scram import ScramMechanism, salted_password
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest
+from metaquorum.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.primitives.errors import ErrorCode as E
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas, change_scram_credentials
 from tests.dataplane.serving import (
     RawClient,
@@ -28,13 +38,6 @@ from tests.dataplane.serving import (
     request,
     simulated,
 )
-from wire.messages.api_versions import ApiVersionsRequest
-from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.primitives.errors import ErrorCode as E
-from wire.protocol.apis import ApiKey
 
 SCRAM_256, SCRAM_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 SALT = b"a salt of some length"
@@ -128,7 +131,7 @@ def test_a_wrong_password_is_answered_after_a_while_and_closed(
             texts.add(answer.error_message)
         assert len(texts) == 1, "the texts differ for existing users"
 
-    with caplog.at_level(logging.INFO, logger="dataplane"):
+    with caplog.at_level(logging.INFO, logger="metaquorum.dataplane"):
         secured(scenario)
     lines = [record.getMessage() for record in caplog.records if mechanism in record.getMessage()]
     assert len(lines) == 2

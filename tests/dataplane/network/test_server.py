@@ -13,21 +13,25 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.instruments.log_rate_limit import ADDRESS_LINES
-from dataplane.network.client import Client
-from dataplane.network.connection import ListenerContext
-from dataplane.network.connection_limits import MAX_PROVISIONAL, PROVISIONAL_S, PeerListener
-from dataplane.network.delayed import DelayedResponse
-from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
-from dataplane.network.server import Server, ServerLimits
+from metaquorum.dataplane.instruments.log_rate_limit import ADDRESS_LINES
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.network.connection import ListenerContext
+from metaquorum.dataplane.network.connection_limits import (
+    MAX_PROVISIONAL,
+    PROVISIONAL_S,
+    PeerListener,
+)
+from metaquorum.dataplane.network.delayed import DelayedResponse
+from metaquorum.dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
+from metaquorum.dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
+from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
 from tests.dataplane.network.test_pipeline import PlayedConnection, framed
 from tests.dataplane.serving import in_trio
-from wire.messages.authenticate_replica import AuthenticateReplicaRequest
-from wire.messages.metadata import MetadataRequest
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
 
 LIMITS: dict[str, Any] = {
     "max_request_bytes": 1 << 20,
@@ -197,7 +201,7 @@ def test_refusals_are_told_but_not_each(caplog: pytest.LogCaptureFixture) -> Non
             listener.offer(*(PlayedConnection() for _ in range(50)))
             await trio.testing.wait_all_tasks_blocked()
 
-    with caplog.at_level(logging.WARNING, logger="dataplane"):
+    with caplog.at_level(logging.WARNING, logger="metaquorum.dataplane"):
         test()
     assert [record.getMessage() for record in caplog.records] == [
         "refused a connection from 192.0.2.7: 0 connections are open, the limit of max.connections"
@@ -411,7 +415,7 @@ def test_a_bug_in_a_handler_ends_one_connection(caplog: pytest.LogCaptureFixture
             assert good.sent == b"y"
             await server.drain()
 
-    with caplog.at_level(logging.ERROR, logger="dataplane"):
+    with caplog.at_level(logging.ERROR, logger="metaquorum.dataplane"):
         test()
     (record,) = caplog.records
     assert record.exc_info
@@ -479,9 +483,11 @@ def test_connections_that_break_in_a_loop_do_not_fill_the_log(
                         await trio.sleep(0.001)
             await server.drain()
 
-    with caplog.at_level(level, logger="dataplane.network.connection"):
+    with caplog.at_level(level, logger="metaquorum.dataplane.network.connection"):
         scenario()
-    lines = [each for each in caplog.records if each.name == "dataplane.network.connection"]
+    lines = [
+        each for each in caplog.records if each.name == "metaquorum.dataplane.network.connection"
+    ]
     if level > logging.DEBUG:
         (line,) = lines
         assert line.levelno == logging.WARNING

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import trio
 
-from dataplane.network.delayed import CALLED_AT_ONCE, Timers
-from dataplane.partition.partition import NOTIFIED_AT_ONCE
+from metaquorum.dataplane.network.delayed import CALLED_AT_ONCE, Timers
+from metaquorum.dataplane.partition.partition import NOTIFIED_AT_ONCE
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import batch_of, in_trio, serving
 

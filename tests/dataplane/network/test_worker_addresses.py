@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
-from dataplane.network.worker_addresses import WorkerAddress, live_worker_ids, live_workers
+from metaquorum.dataplane.network.worker_addresses import (
+    WorkerAddress,
+    live_worker_ids,
+    live_workers,
+)
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import Endpoint, RegisterWorkerRecord
 from tests.metaquorum.storage.histories import CLUSTER

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import trio
 
-from dataplane.partition.partition import Partition
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.replication.replicas import state
 from tests.dataplane.serving import (
@@ -20,8 +22,6 @@ from tests.dataplane.serving import (
     produce_message,
     serving,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 OTHER = 2
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, LeaderState
+from metaquorum.dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, LeaderState
 from tests.examples import examples
 
 LAG_S = 10.0

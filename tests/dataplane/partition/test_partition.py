@@ -7,16 +7,16 @@ from typing import Final
 import pytest
 import trio
 
-from dataplane.config.topic import TopicConfig
-from dataplane.fetch.sessions import FetchSession
-from dataplane.log.segments.files import DiskFullError, OpenFiles
-from dataplane.partition.partition import FetchWaiter, Partition
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.config.topic import TopicConfig
+from metaquorum.dataplane.fetch.sessions import FetchSession
+from metaquorum.dataplane.log.segments.files import DiskFullError, OpenFiles
+from metaquorum.dataplane.partition.partition import FetchWaiter, Partition
+from metaquorum.wire.messages.fetch import FetchPartition, PartitionData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.dataplane.log.logs import EPOCH, append, make_batch, open_log
 from tests.dataplane.replication.replicas import Setting, state
 from tests.dataplane.serving import FaultyDisk, in_trio, serving
-from wire.messages.fetch import FetchPartition, PartitionData
-from wire.primitives.errors import ErrorCode, KafkaError
 
 EPOCHS: Final = "/leader-epoch-checkpoint"
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import trio
 
-from dataplane.partition.plan_throttles import PlanThrottles
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.plans.move_plans import START
+from metaquorum.dataplane.partition.plan_throttles import PlanThrottles
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, partition_record
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import replay

@@ -14,7 +14,7 @@ import confluent_kafka
 import pytest
 import trio
 
-from dataplane.partition.rejected_batches import (
+from metaquorum.dataplane.partition.rejected_batches import (
     MAX_REFUSED,
     REQUESTS_BEHIND,
     Place,
@@ -22,6 +22,10 @@ from dataplane.partition.rejected_batches import (
     TooManyRejectedError,
 )
 from metaquorum.runtime import Buffer, File, StorageError
+from metaquorum.wire.messages.produce import PartitionProduceData
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.batches import batches, parse_header
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,
@@ -33,10 +37,6 @@ from tests.dataplane.serving import (
     serving,
 )
 from tests.nodes import KAFKA
-from wire.messages.produce import PartitionProduceData
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
-from wire.records.batches import batches, parse_header
 
 LARGE_BYTES = 150_000
 ROOM_BYTES = 100_000

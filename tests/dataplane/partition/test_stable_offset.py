@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.partition.partition import UNKNOWN_BYTES, Partition
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.partition.partition import UNKNOWN_BYTES, Partition
 from tests.dataplane.log.logs import append, headers_of, make_batch, open_log
 from tests.dataplane.log.test_transactions import send
 from tests.dataplane.partition.test_partition import config_of

@@ -16,22 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataplane.instruments.histogram import GROWTH, TURN_S, Histogram
-from dataplane.prometheus.catalog import METRICS
-from dataplane.prometheus.elections import ElectionCounts
-from dataplane.prometheus.exposition import Page, labels
+from metaquorum.dataplane.instruments.histogram import GROWTH, TURN_S, Histogram
+from metaquorum.dataplane.prometheus.catalog import METRICS
+from metaquorum.dataplane.prometheus.elections import ElectionCounts
+from metaquorum.dataplane.prometheus.exposition import Page, labels
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Network
 from metaquorum.runtime.system import real_runtime
+from metaquorum.wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.counted_work import Steps
 from tests.dataplane.quotas.test_quota_enforcement import send, set_quota
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.nodes import PATIENCE_S, Node
-from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -6,13 +6,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from dataplane.instruments.log_rate_limit import ADDRESS_LINES
-from dataplane.prometheus.collector import Collector
-from dataplane.prometheus.endpoint import HEAD_S, IDLE_S, MAX_CONNECTIONS, MetricsEndpoint
+from metaquorum.dataplane.instruments.log_rate_limit import ADDRESS_LINES
+from metaquorum.dataplane.prometheus.collector import Collector
+from metaquorum.dataplane.prometheus.endpoint import (
+    HEAD_S,
+    IDLE_S,
+    MAX_CONNECTIONS,
+    MetricsEndpoint,
+)
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.runtime import Connection, Runtime
-from simulations.kernel.machine import Fate
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.machine import Fate
+from metaquorum.simulations.kernel.world import World
 
 PORT = 9100
 HEAD = b"GET /metrics HTTP/1.1\r\nhost: here\r\n"
@@ -177,7 +182,7 @@ def test_a_host_that_connects_in_a_loop_does_not_fill_the_log(
             await hosts.connect_many("attacker", b"nonsense\r\n\r\n", 2 * MAX_CONNECTIONS)
         await (await hosts.connect("prometheus", b"nonsense\r\n\r\n")).receive_into(bytearray(1))
 
-    with caplog.at_level(logging.DEBUG, logger="dataplane.prometheus.endpoint"):
+    with caplog.at_level(logging.DEBUG, logger="metaquorum.dataplane.prometheus.endpoint"):
         told(scenario)
     lines = [each.getMessage() for each in caplog.records if "dataplane" in each.name]
     assert ADDRESS_LINES < len(lines) < 2 * ADDRESS_LINES

@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.record_formats import (
     OffsetKey,
     OffsetValue,
     encode_offset_value,
 )
-from dataplane.coordinators.partitioning import partition_of
-from dataplane.prometheus import group_lags
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.group_lags import REFRESH_S, GroupLags
-from dataplane.prometheus.groups import add_groups
-from dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.coordinators.partitioning import partition_of
+from metaquorum.dataplane.prometheus import group_lags
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.group_lags import REFRESH_S, GroupLags
+from metaquorum.dataplane.prometheus.groups import add_groups
+from metaquorum.dataplane.prometheus.slices import Slices
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.counted_work import Steps
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.prometheus.test_collector import read, scrape, value
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of, in_trio, serving
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 STATES = "kafka_coordinator_group_groupmetadatamanager_num"
 COUNTS = "kafka_server_group_coordinator_metrics_"

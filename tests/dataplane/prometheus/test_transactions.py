@@ -5,17 +5,19 @@ from typing import Any
 
 import trio
 
-from dataplane.coordinators.transaction.transaction import State
-from dataplane.coordinators.transaction.transaction_shard import Expected
-from dataplane.log.segments.markers import MARKER_BYTES
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.prometheus.collector import LATE_AFTER_MS
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.transactions import STATES, add_transactions
 from metaquorum.config.definition import Scope
 from metaquorum.controller.decision import Decision
+from metaquorum.dataplane.coordinators.transaction.transaction import State
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import Expected
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.prometheus.collector import LATE_AFTER_MS
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.transactions import STATES, add_transactions
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.records import ConfigRecord
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.prometheus.test_collector import (
     Samples,
     exchange_with,
@@ -35,8 +37,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 CONFIGS = {"transaction_state_log_num_partitions": 1}
 IDS = "metaquorum_transactional_ids"

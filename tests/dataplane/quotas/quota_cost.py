@@ -11,10 +11,10 @@ from random import Random
 
 import trio
 
-from dataplane.network.client import Client
-from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.metadata.records import ClientQuotaRecord

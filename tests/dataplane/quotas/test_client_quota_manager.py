@@ -2,15 +2,18 @@
 
 from typing import Any
 
-from dataplane.handlers.quotas.client_quotas import SLICE_ENTITIES
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.dataplane.handlers.quotas.client_quotas import SLICE_ENTITIES
 from metaquorum.metadata.quota_lookup import EntityPart
+from metaquorum.wire.messages.alter_client_quotas import AlterClientQuotasRequest
+from metaquorum.wire.messages.describe_client_quotas import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+)
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
-from wire.messages.alter_client_quotas import AlterClientQuotasRequest
-from wire.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
-from wire.protocol.apis import ApiKey
 
 
 def in_any_order(entries: Any) -> Any:

@@ -5,15 +5,15 @@ from contextlib import suppress
 import pytest
 import trio
 
-from dataplane.quotas import connection_rates
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.dataplane.quotas import connection_rates
 from metaquorum.metadata.quota_lookup import IP, EntityPart
 from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs, RequestContext
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import RawClient, Simulated, simulated
-from wire.protocol.apis import APIS, ApiKey
 
 ASKED = APIS[ApiKey.API_VERSIONS].request()
 

@@ -1,7 +1,7 @@
 """CPU time of worker threads is charged to the client with its next request."""
 
-from dataplane.network.client import Client
-from dataplane.quotas.cpu_meter import CpuMeter
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.cpu_meter import CpuMeter
 
 
 class Stopwatch:

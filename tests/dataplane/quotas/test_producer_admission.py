@@ -2,12 +2,12 @@
 
 import pytest
 
-from dataplane.network.client import Client
-from dataplane.quotas import producer_admission
-from dataplane.quotas.client_state import ClientShare, share_of
-from dataplane.quotas.producer_admission import ProducerAdmission, UnknownProducerIdError
 from metaquorum.config.resolution import Configs, WorkerLayers
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas import producer_admission
+from metaquorum.dataplane.quotas.client_state import ClientShare, share_of
+from metaquorum.dataplane.quotas.producer_admission import ProducerAdmission, UnknownProducerIdError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 MOST = 20
 PERIOD_S = 100.0

@@ -5,11 +5,11 @@ from random import Random
 import pytest
 import trio
 
-from dataplane.network.client import Client
-from dataplane.quotas.client_quota_manager import CREDIT_S, MAX_CREDIT, ClientQuotas
-from dataplane.quotas.muting import ClientName
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.client_quota_manager import CREDIT_S, MAX_CREDIT, ClientQuotas
+from metaquorum.dataplane.quotas.muting import ClientName
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.metadata.records import ClientQuotaRecord

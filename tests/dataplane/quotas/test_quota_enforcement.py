@@ -5,14 +5,17 @@ from itertools import pairwise
 import pytest
 import trio
 
-from dataplane.network.client import Client
-from dataplane.quotas.client_quota_manager import RateQuotas
-from dataplane.quotas.muting import ClientName
-from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.client_quota_manager import RateQuotas
+from metaquorum.dataplane.quotas.muting import ClientName
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
-from simulations.kernel.clock import PIECE_CPU_S
-from simulations.single_node.snapback import per_second, producer
+from metaquorum.simulations.kernel.clock import PIECE_CPU_S
+from metaquorum.simulations.single_node.snapback import per_second, producer
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest
+from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
+from metaquorum.wire.schema.codec import decode, encode
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import (
     FETCH_VERSION,
@@ -24,9 +27,6 @@ from tests.dataplane.serving import (
     records_of,
     simulated,
 )
-from wire.messages.delete_topics import DeleteTopicsRequest
-from wire.protocol.apis import APIS, Api, ApiKey
-from wire.schema.codec import decode, encode
 
 WINDOW_S = 10.0  # the quota of this time may be used at once
 RECORD = bytes(10_000)

@@ -5,13 +5,13 @@ import logging
 import pytest
 import trio
 
-from dataplane.quotas.muting import ClientName
-from dataplane.quotas.quota_log import MOST_NAMED, QuotaLog
-from dataplane.quotas.quota_status import QuotaStatus
+from metaquorum.dataplane.quotas.muting import ClientName
+from metaquorum.dataplane.quotas.quota_log import MOST_NAMED, QuotaLog
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.quotas.test_quota_enforcement import STRANGER, send, set_quota, topic
 from tests.dataplane.serving import Simulated, batch_of, simulated
-from wire.messages.fetch import FetchRequest
-from wire.protocol.apis import ApiKey
 
 
 def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody() -> None:
@@ -70,7 +70,7 @@ def test_consumers_and_the_loops_time_can_be_observed() -> None:
 def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "dataplane.maintenance.background_tasks")
+    caplog.set_level(logging.INFO, "metaquorum.dataplane.maintenance.background_tasks")
 
     def told() -> list[str]:
         return [r.message for r in caplog.records if r.message.startswith("quotas: ")]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.network.client import Client
-from dataplane.quotas.allowance_table import Allowance, AllowanceTable
-from dataplane.quotas.client_quota_manager import CREDIT_S, KEPT_S, ClientQuotas
-from dataplane.quotas.client_state import ClientShare
-from dataplane.quotas.muting import ClientName
-from dataplane.quotas.quota_status import QuotaStatus
-from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import WorkerLayers
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.quotas.allowance_table import Allowance, AllowanceTable
+from metaquorum.dataplane.quotas.client_quota_manager import CREDIT_S, KEPT_S, ClientQuotas
+from metaquorum.dataplane.quotas.client_state import ClientShare
+from metaquorum.dataplane.quotas.muting import ClientName
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import (
     CLIENT_ID,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.quotas.rate_window import RateWindow
 from metaquorum.controller.mutation_quotas import TokenBucket
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,8 @@ def test_the_long_run_average_is_the_quota(record: float) -> None:
 
 
 def naive(uses: list[tuple[float, float]], now: float) -> tuple[float, float]:
-    """Return use and window, computed from the text of `dataplane.quotas.rate_window`."""
+    """Return use and window, computed from the text of
+    `metaquorum.dataplane.quotas.rate_window`."""
     samples: list[list[float]] = []  # start, amount
     for at, amount in uses:
         samples = [sample for sample in samples if at - sample[0] < 11]

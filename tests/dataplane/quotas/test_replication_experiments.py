@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from dataplane.quotas.replication_quota import ReplicationQuota
+from metaquorum.dataplane.quotas.replication_quota import ReplicationQuota
 
 MB = 1_000_000
 PARTITION_BYTES = 256 * 1024

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
+from metaquorum.dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
 
 MB = 1_000_000
 LATEST_S = 0.11  # between two responses

@@ -1,6 +1,6 @@
 """Partitions with replicas, without a worker."""
 
-from dataplane.partition.partition import Partition, ReplicaContext
+from metaquorum.dataplane.partition.partition import Partition, ReplicaContext
 from metaquorum.metadata.image import PartitionImage
 
 

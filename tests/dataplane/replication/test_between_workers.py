@@ -1,14 +1,14 @@
 """Workers that authenticate to each other with SASL."""
 
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.test_replica_claims import claim, row_of
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.together import PORT, Together, together
 from tests.dataplane.serving import listening
-from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 

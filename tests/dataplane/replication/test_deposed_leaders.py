@@ -2,11 +2,11 @@
 
 import pytest
 
-from dataplane.worker.leadership_check import ASK_TIMEOUT_S
+from metaquorum.dataplane.worker.leadership_check import ASK_TIMEOUT_S
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import PRODUCE_VERSION, RawClient, batch_of, produce_message
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER

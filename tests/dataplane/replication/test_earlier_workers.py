@@ -12,22 +12,22 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.client import Client
-from dataplane.replication.earlier_workers import (
+from metaquorum.controller.features import SUPPORTED_FEATURES, UNSTATED_FEATURES
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.replication.earlier_workers import (
     LOG_EVERY_S,
     RESOLVE_AGAIN_S,
     EarlierFollowers,
     is_earlier,
     normalized,
 )
-from dataplane.replication.replica_authentication import claim_error, fetch_claim_error
-from metaquorum.controller.features import SUPPORTED_FEATURES, UNSTATED_FEATURES
+from metaquorum.dataplane.replication.replica_authentication import claim_error, fetch_claim_error
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import METADATA_VERSION, Endpoint, RegisterWorkerRecord
 from metaquorum.runtime.system import RealNetwork
+from metaquorum.wire.messages.fetch import FetchRequest, ReplicaState
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.nodes import PATIENCE_S
-from wire.messages.fetch import FetchRequest, ReplicaState
-from wire.primitives.errors import ErrorCode
 
 E = ErrorCode
 LISTENER = "IN"

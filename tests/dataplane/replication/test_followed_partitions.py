@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from dataplane.fetch.session_client import FetchLimits, FetchSessionClient
-from dataplane.partition.partition import Partition
-from dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
-from dataplane.replication.followed_partitions import LOOK_AT_ALL_S, FollowedPartitions
-from dataplane.replication.throttle import MOST_PAUSE_S, FollowerThrottle
+from metaquorum.dataplane.fetch.session_client import FetchLimits, FetchSessionClient
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.quotas.replication_quota import BURST_S, ReplicationQuota
+from metaquorum.dataplane.replication.followed_partitions import LOOK_AT_ALL_S, FollowedPartitions
+from metaquorum.dataplane.replication.throttle import MOST_PAUSE_S, FollowerThrottle
+from metaquorum.wire.messages.fetch import FetchResponse
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting, state
-from wire.messages.fetch import FetchResponse
 
 TOPIC_ID = bytes(15) + b"t"
 

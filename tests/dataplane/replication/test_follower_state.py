@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.fetch.reader import diverging_epoch
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state
+from metaquorum.dataplane.fetch.reader import diverging_epoch
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state
+from metaquorum.wire.messages.fetch import EpochEndOffset, FetchPartition
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.records import BatchHeader
 from tests.dataplane.log.logs import append, make_batch, open_log, read_headers
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
 from tests.examples import examples
-from wire.messages.fetch import EpochEndOffset, FetchPartition
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import BatchHeader
 
 EVERYTHING = 1 << 20
 

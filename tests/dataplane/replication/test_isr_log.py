@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from dataplane.partition.leader_state import UNKNOWN, LeaderState
-from dataplane.replication.isr_log import MOST_NAMED, IsrLog
 from metaquorum.controller.worker_registration import register_worker, unfence_worker
+from metaquorum.dataplane.partition.leader_state import UNKNOWN, LeaderState
+from metaquorum.dataplane.replication.isr_log import MOST_NAMED, IsrLog
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, WorkerChangeRecord
 from metaquorum.metadata.replay import replay

@@ -1,9 +1,9 @@
 """Three nodes: the ISR and the leader after a worker restarts with lost records."""
 
-from dataplane.replication.truncation_ledger import Reason
 from metaquorum.config.definition import Scope
+from metaquorum.dataplane.replication.truncation_ledger import Reason
 from metaquorum.metadata.image import NO_LEADER
-from simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.machine import Machine
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.test_unclean_elections import allow
 from tests.dataplane.replication.together import Together, together

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from dataplane.log.segments.producers import TransactionMarker
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import batch_of
-from wire.messages.write_txn_markers import (
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from wire.primitives.errors import ErrorCode
-from wire.records.records import parse_header
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import parse_header
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import batch_of
 
 PRODUCER = 7
 

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.instruments.log_rate_limit import ADDRESS_LINES
-from dataplane.network.client import NO_WORKER, Client
-from dataplane.network.replies import CloseConnectionError
-from dataplane.replication.earlier_workers import EarlierFollowers
-from dataplane.replication.replica_authentication import (
+from metaquorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
+from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, DialerHandshake, Hello
+from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE
+from metaquorum.dataplane.instruments.log_rate_limit import ADDRESS_LINES
+from metaquorum.dataplane.network.client import NO_WORKER, Client
+from metaquorum.dataplane.network.replies import CloseConnectionError
+from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers
+from metaquorum.dataplane.replication.replica_authentication import (
     ReplicaAuthenticationError,
     ReplicaAuthenticator,
     address_digest,
@@ -20,21 +23,18 @@ from dataplane.replication.replica_authentication import (
     fetch_claim_error,
     prove,
 )
-from metaquorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
-from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, DialerHandshake, Hello
-from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.runtime import Runtime
 from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
+from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from metaquorum.wire.messages.fetch import FetchRequest, ReplicaState
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.test_replica_claims import LEADER, claim, row_of, set_quota
 from tests.dataplane.replication.test_replicas import fill, latest
 from tests.dataplane.replication.together import CLUSTER_ID, PORT, Together, together
 from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.authenticate_replica import AuthenticateReplicaRequest
-from wire.messages.fetch import FetchRequest, ReplicaState
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 CLUSTER = "AClusterOfThese"

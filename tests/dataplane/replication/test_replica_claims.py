@@ -1,7 +1,7 @@
 """Three nodes, and a client that claims to be a replica: its fetches must have no effect.
 
-`dataplane.replication.replica_authentication` has the rules. These tests speak only the wire
-protocol.
+`metaquorum.dataplane.replication.replica_authentication` has the rules. These tests speak only the
+wire protocol.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,18 +17,18 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from tests.dataplane.changes import change_quotas
-from tests.dataplane.replication.test_replicas import delete_records, fill, latest
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import RawClient, batch_of, produce_message
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-from wire.messages.offset_for_leader_epoch import (
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from metaquorum.wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.changes import change_quotas
+from tests.dataplane.replication.test_replicas import delete_records, fill, latest
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient, batch_of, produce_message
 
 E = ErrorCode
 LEADER = 1

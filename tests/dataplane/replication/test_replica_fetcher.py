@@ -13,13 +13,14 @@ from typing import TypeVar
 import pytest
 import trio
 
-from dataplane.fetch.session_client import FetchLimits
-from dataplane.log.segments.config import LogConfig
-from dataplane.network.client import Client
-from dataplane.partition.partition import Partition
-from dataplane.replication import follower_state, replica_fetcher
-from dataplane.replication.replica_authentication import ReplicaAuthenticator
-from dataplane.replication.replica_fetcher import (
+from metaquorum.channel.handshake import Refusal, decode_hello
+from metaquorum.dataplane.fetch.session_client import FetchLimits
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.replication import follower_state, replica_fetcher
+from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthenticator
+from metaquorum.dataplane.replication.replica_fetcher import (
     FETCH_VERSION,
     FIRST_BACKOFF_S,
     IN_PLACE_BYTES,
@@ -29,21 +30,14 @@ from dataplane.replication.replica_fetcher import (
     LeaderAddress,
     ReplicaFetcher,
 )
-from metaquorum.channel.handshake import Refusal, decode_hello
 from metaquorum.runtime import Connection, Disk, Listener, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, real_runtime
-from tests.dataplane.log.logs import EPOCH, SMALL, append_many, make_batch, open_log
-from tests.dataplane.partition.test_partition import config_of
-from tests.dataplane.replication.replicas import Setting
-from tests.dataplane.serving import batch_of
-from tests.metaquorum.channel.nodes import endpoint
-from tests.nodes import PATIENCE_S
-from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from wire.messages.authenticate_replica import (
+from metaquorum.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from metaquorum.wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
 )
-from wire.messages.fetch import (
+from metaquorum.wire.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
@@ -51,11 +45,17 @@ from wire.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_response
-from wire.protocol.request_header import decode_request_header
-from wire.schema.codec import decode
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_response
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.schema.codec import decode
+from tests.dataplane.log.logs import EPOCH, SMALL, append_many, make_batch, open_log
+from tests.dataplane.partition.test_partition import config_of
+from tests.dataplane.replication.replicas import Setting
+from tests.dataplane.serving import batch_of
+from tests.metaquorum.channel.nodes import endpoint
+from tests.nodes import PATIENCE_S
 
 WAIT_MS = 500
 CONFIG = FetcherConfig(FetchLimits(WAIT_MS, 1, 1 << 20), 1 << 20, 0.1)
@@ -330,7 +330,7 @@ def test_refusals_before_a_response_do_not_count_for_later_ones(
         await leader.asked()
         assert caplog.text.count("STALE_BROKER_EPOCH") == 1
 
-    with caplog.at_level(logging.INFO, logger="dataplane"):
+    with caplog.at_level(logging.INFO, logger="metaquorum.dataplane"):
         following(scenario)
 
 

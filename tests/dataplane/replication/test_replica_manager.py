@@ -14,6 +14,9 @@ from metaquorum.config.registry import Scope
 from metaquorum.metadata.image import partition_record
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,
@@ -25,9 +28,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 @in_trio
@@ -200,7 +200,7 @@ def test_a_full_disk_refuses_appends_tells_so_now_and_then_and_recovers(
             await client.produce("t", batch_of(b"after"))
             assert await client.values("t") == [b"before", b"after"]
 
-    with caplog.at_level(logging.ERROR, logger="dataplane"):
+    with caplog.at_level(logging.ERROR, logger="metaquorum.dataplane"):
         test()
     told = [record.getMessage() for record in caplog.records]
     assert 1 <= len(told) <= 3

@@ -12,22 +12,22 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
-from tests.dataplane.changes import change_quotas
-from tests.dataplane.replication.test_deposed_leaders import cut_off
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.delete_records import (
+from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.changes import change_quotas
+from tests.dataplane.replication.test_deposed_leaders import cut_off
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient, batch_of
 
 E = ErrorCode
 

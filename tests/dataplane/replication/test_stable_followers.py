@@ -1,9 +1,9 @@
 """Reads with read_committed from followers (KIP-392): their own last stable offset and lists."""
 
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.fetch.test_read_committed import COMMITTED, Transactions
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import FETCH_VERSION, fetch_message, records_of
-from wire.protocol.apis import ApiKey
 
 
 def test_a_follower_answers_with_its_own_last_stable_offset_and_aborted_transactions() -> None:

@@ -6,20 +6,20 @@ from typing import Any
 
 import trio
 
-from dataplane.fetch.session_client import FetchLimits
-from dataplane.handlers.metadata import NEXT_LEADER_S
-from dataplane.replication.replica_fetcher import (
+from metaquorum.dataplane.fetch.session_client import FetchLimits
+from metaquorum.dataplane.handlers.metadata import NEXT_LEADER_S
+from metaquorum.dataplane.replication.replica_fetcher import (
     FetcherConfig,
     FollowerEvents,
     LeaderAddress,
     ReplicaFetcher,
 )
 from metaquorum.runtime.system import real_runtime
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.replication.test_follower_state import replica
 from tests.dataplane.replication.together import Together, together
 from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S, free_port
-from wire.primitives.errors import ErrorCode
 
 CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
 HOST = "127.0.0.1"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.partition.partition import NOWHERE, Partition
-from dataplane.replication.follower_state import Truncation
-from dataplane.replication.truncation_ledger import (
+from metaquorum.dataplane.partition.partition import NOWHERE, Partition
+from metaquorum.dataplane.replication.follower_state import Truncation
+from metaquorum.dataplane.replication.truncation_ledger import (
     FILE_NAME,
     MAX_FILE_BYTES,
     OLD_FILE_NAME,
@@ -29,18 +29,18 @@ from dataplane.replication.truncation_ledger import (
 from metaquorum.metadata.image import NO_LEADER
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.runtime.system import RealDisk
-from simulations.kernel.machine import Machine
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.messages.describe_truncations import DescribeTruncationsRequest
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
 from tests.dataplane.replication.test_lost_disks import RECORDS, come_back, filled, report_lost_logs
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
-from wire.messages.describe_truncations import DescribeTruncationsRequest
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 TOPIC_ID = bytes(range(16))
 

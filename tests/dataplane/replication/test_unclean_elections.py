@@ -4,17 +4,17 @@ import errno
 
 from metaquorum.config.definition import Scope
 from metaquorum.metadata.image import NO_LEADER
-from tests.dataplane.replication.test_replicas import delete_records
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from wire.messages.incremental_alter_configs import (
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from metaquorum.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.replication.test_replicas import delete_records
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient, batch_of
 
 E = ErrorCode
 UNCLEAN = "unclean.leader.election.enable"

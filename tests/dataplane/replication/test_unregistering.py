@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from dataplane.replication.truncation_ledger import Entry, Reason
+from metaquorum.dataplane.replication.truncation_ledger import Entry, Reason
 from metaquorum.metadata.image import NO_LEADER
+from metaquorum.wire.messages.unregister_broker import UnregisterBrokerRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.test_lost_disks import (
     EVERYTHING,
     RECORDS,
@@ -14,9 +17,6 @@ from tests.dataplane.replication.test_lost_disks import (
 from tests.dataplane.replication.test_replicas import TWO_DISKS, break_disk, on_the_second_disk
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of
-from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 # Less than the default, so that a paused worker is fenced soon.

@@ -2,11 +2,11 @@
 
 import pytest
 
-from simulations.groups.node_versions import OLD_LEVEL, NodeVersions, mixed_versions
+from metaquorum.simulations.groups.node_versions import OLD_LEVEL, NodeVersions, mixed_versions
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.replication.test_replica_claims import LEADER, claim, row_of
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.together import NODES, Together, together
-from wire.primitives.errors import ErrorCode
 
 E = ErrorCode
 OLD, NEW = 2, 1

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from dataplane.replication.worker_client import WorkerClient
-from tests.dataplane.replication.together import Together, together
-from wire.messages.describe_unread_records import (
+from metaquorum.dataplane.replication.worker_client import WorkerClient
+from metaquorum.wire.messages.describe_unread_records import (
     DescribeUnreadRecordsRequest,
     PositionInPartition,
     PositionsInTopic,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from tests.dataplane.replication.together import Together, together
 
 ROWS = [PositionInPartition(offset=0)]
 REQUEST = DescribeUnreadRecordsRequest(topics=[PositionsInTopic(name="t", partitions=ROWS)])

@@ -5,23 +5,23 @@ from typing import Any
 
 import trio
 
-from dataplane.network.worker_addresses import live_worker_ids
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.network.worker_addresses import live_worker_ids
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.runtime import Runtime
-from simulations.harness.node import NodeOnMachine
-from simulations.kernel.machine import Fate
-from simulations.kernel.world import World
-from tests.dataplane.serving import RawClient
-from wire.messages.create_topics import (
+from metaquorum.simulations.harness.node import NodeOnMachine
+from metaquorum.simulations.kernel.machine import Fate
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.serving import RawClient
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 PORT = 9092

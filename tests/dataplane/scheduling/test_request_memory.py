@@ -3,15 +3,15 @@
 import trio
 import trio.testing
 
-from dataplane.scheduling.request_memory import (
+from metaquorum.dataplane.scheduling.request_memory import (
     GRACE_S,
     LEAST_BYTES_PER_S,
     WHOLE_WITHIN_S,
     RequestMemory,
     StalledRequests,
 )
+from metaquorum.wire.protocol.frames import SIZE_BYTES
 from tests.dataplane.serving import Simulated, batch_of, in_trio, simulated
-from wire.protocol.frames import SIZE_BYTES
 
 KIB = 1024
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.scheduling.time_slices import (
+from metaquorum.dataplane.scheduling.time_slices import (
     DISCARD_CPU_S,
     FORGOTTEN_ROWS,
     SLICE_CPU_S,
@@ -23,14 +23,14 @@ from dataplane.scheduling.time_slices import (
     rows_within,
 )
 from metaquorum.metadata.image import PartitionImage, TopicImage
-from tests.dataplane.serving import batch_of, in_trio, serving
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from wire.primitives.frozen import frozen
-from wire.schema.message import Struct, array, int32
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.schema.message import Struct, array, int32
+from tests.dataplane.serving import batch_of, in_trio, serving
 
 LOOKS_PER_SLICE = 10
 

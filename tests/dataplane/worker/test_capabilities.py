@@ -14,10 +14,15 @@ import pytest
 
 from tests.nodes import ROOT
 
-CAPABILITIES = "dataplane.worker.capabilities"
-DISPATCHER = "dataplane.handlers.dispatcher"
+HANDLERS = "metaquorum.dataplane.handlers"
+CAPABILITIES = "metaquorum.dataplane.worker.capabilities"
+DISPATCHER = f"{HANDLERS}.dispatcher"
 # Other modules that handlers pass their worker to.
-OTHERS = (CAPABILITIES, "dataplane.worker.mutation_limits", "dataplane.fetch.reader")
+OTHERS = (
+    CAPABILITIES,
+    "metaquorum.dataplane.worker.mutation_limits",
+    "metaquorum.dataplane.fetch.reader",
+)
 # Most own parts and bases of a Protocol, together.
 MOST_PARTS = 6
 # Most parts including inherited ones: the number of Fetch, which reads, waits and keeps sessions.
@@ -240,91 +245,89 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "api_versions",
             "worker: HasImage",
             "worker: Worker",
-            "dataplane.handlers.api_versions.handle_api_versions takes a worker without a Protocol",
+            f"{HANDLERS}.api_versions.handle_api_versions takes a worker without a Protocol",
         ),
         (
             "groups.offsets",
             "_of_group(\n    worker: CoordinatesOffsets,",
             "_of_group(\n    worker,",
-            "dataplane.handlers.groups.offsets._of_group takes a worker without a Protocol",
+            f"{HANDLERS}.groups.offsets._of_group takes a worker without a Protocol",
         ),
         (
             "elections",
             "class ElectsLeaders(AsksController, HasImage, Protocol):",
             "class ElectsLeaders(AsksController, HasImage, Protocol):\n"
             "    @property\n    def disk(self) -> Disk: ...",
-            "nothing that takes dataplane.handlers.elections.ElectsLeaders touches disk",
+            f"nothing that takes {HANDLERS}.elections.ElectsLeaders touches disk",
         ),
         (  # a function that Produce calls uses it
             "produce_outcome",
             "known.leader_id != worker.worker_id",
             "known.leader_id",
-            "nothing that takes dataplane.handlers.produce.Produces touches worker_id",
+            f"nothing that takes {HANDLERS}.produce.Produces touches worker_id",
         ),
         (  # an attribute is the worker
             "produce_outcome",
             "self._worker.errors",
             "self._errors",
-            "nothing that takes dataplane.handlers.produce_outcome.AnswersProduce touches errors",
+            f"nothing that takes {HANDLERS}.produce_outcome.AnswersProduce touches errors",
         ),
         (  # a variable is that attribute
             "offsets",
             "worker.partition_failed(",
             "partition_failed(",
-            "nothing that takes dataplane.handlers.offsets.LooksUpOffsets touches partition_failed",
+            f"nothing that takes {HANDLERS}.offsets.LooksUpOffsets touches partition_failed",
         ),
         (
             "fetch.incremental_fetch",
             "self.worker.replica_manager, part.asked",
             "self.replica_manager, part.asked",
-            "nothing that takes dataplane.handlers.fetch.capabilities.AnswersFetches touches"
+            f"nothing that takes {HANDLERS}.fetch.capabilities.AnswersFetches touches"
             " replica_manager",
         ),
         (
             "replicas",
             "worker.isr_manager.heard_at(",
             "heard_at(worker.isr_manager, ",
-            "nothing that has dataplane.handlers.replicas.FollowerContacts touches heard_at of it",
+            f"nothing that has {HANDLERS}.replicas.FollowerContacts touches heard_at of it",
         ),
         (  # a part of a part
             "records",
             "worker.replica_manager.log_dirs.checkpoint_one(log_dir)",
             "worker.replica_manager.log_dirs(log_dir)",
-            "nothing that has dataplane.handlers.records.Checkpoints touches checkpoint_one of it",
+            f"nothing that has {HANDLERS}.records.Checkpoints touches checkpoint_one of it",
         ),
         (
             "log_dirs",
             "class HostsLogs(Protocol):",
             "class Spare(HasDisk, Protocol):\n    pass\n\n\nclass HostsLogs(Protocol):",
-            "dataplane.handlers.log_dirs.Spare is not used",
+            f"{HANDLERS}.log_dirs.Spare is not used",
         ),
         (
             "configs",
             "result = yield from _describe(worker,",
             "result = yield from elsewhere(worker,",
-            "dataplane.handlers.configs.handle_describe_configs gives its worker to .elsewhere",
+            f"{HANDLERS}.configs.handle_describe_configs gives its worker to .elsewhere",
         ),
         (
             "metadata",
             "class AwaitsLeaders(DescribesTopics, Protocol):",
             "class AwaitsLeaders(DescribesTopics, HasImage, HasSlicer, HasWorkerId, ViewsLeaders,"
             " Protocol):",
-            "dataplane.handlers.metadata.AwaitsLeaders has too many parts: it is a worker by"
-            " another name",
+            f"{HANDLERS}.metadata.AwaitsLeaders has too many parts: it is a worker by another name",
         ),
         (
             "fetch.handler",
             "class Fetches(LimitsFetches, KeepsSessions, Protocol):",
             "class Fetches(LimitsFetches, KeepsSessions, Protocol):\n"
             "    @property\n    def cleaner(self) -> CleanerStatistics: ...",
-            "dataplane.handlers.fetch.handler.Fetches has too many parts: it is a worker by"
-            " another name",
+            f"{HANDLERS}.fetch.handler.Fetches has too many parts: it is a worker by another name",
         ),
     ],
 )
 def test_what_is_not_so_is_found(module: str, before: str, after: str, complaint: str) -> None:
     modules = sources()
-    name = f"dataplane.handlers.{module}"
+    name = f"{HANDLERS}.{module}"
     assert before in modules[name]
     modules[name] = modules[name].replace(before, after)
     assert complaint in Handlers(modules).all_complaints()

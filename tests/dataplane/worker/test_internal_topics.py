@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.worker.internal_topics import CREATE_S
 from metaquorum.client import connect
 from metaquorum.client.admin import AdminClient
 from metaquorum.controller import features
 from metaquorum.controller.features import FeatureUpdate
+from metaquorum.dataplane.worker.internal_topics import CREATE_S
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
 from metaquorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.together import NODES, PORT, Together, together
 from tests.dataplane.serving import Simulated, simulated
 from tests.dataplane.worker.test_mutation_limits import creation, limited
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.protocol.apis import ApiKey
 
 
 async def refusal(worker: Any) -> KafkaError:

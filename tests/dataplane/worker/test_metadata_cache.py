@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from dataplane.instruments.error_counts import ErrorCounts
-from dataplane.worker.metadata_cache import (
+from metaquorum.dataplane.instruments.error_counts import ErrorCounts
+from metaquorum.dataplane.worker.metadata_cache import (
     PARTITIONS_PER_SLICE,
     MetadataCache,
     ResponseFormat,
@@ -15,9 +15,9 @@ from dataplane.worker.metadata_cache import (
 )
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.metadata.records import RegisterWorkerRecord
-from wire.messages.metadata import MetadataResponse, MetadataResponseTopic
-from wire.primitives.errors import ErrorCode
-from wire.schema.codec import encode
+from metaquorum.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.codec import encode
 
 FORM = ResponseFormat(12, False)
 

@@ -6,14 +6,17 @@ import trio
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.rpc.methods import TAKE_MUTATIONS, RequestContext, TakeMutations
+from metaquorum.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.describe_quota_use import DescribeQuotaUseRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import RawClient, Simulated, simulated
-from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from wire.messages.describe_quota_use import DescribeQuotaUseRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 EXCEEDED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 AT_ONCE = 22  # tokens, at two a second

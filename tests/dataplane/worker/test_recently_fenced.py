@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from dataplane.worker.recently_fenced import LISTED_S
+from metaquorum.dataplane.worker.recently_fenced import LISTED_S
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.together import Together, together
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.protocol.apis import ApiKey
 
 NAMED = (MetadataRequestTopic(name="t"),)
 

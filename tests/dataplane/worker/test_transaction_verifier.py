@@ -7,21 +7,21 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.client import Client
-from dataplane.worker.transaction_verifier import (
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.worker.transaction_verifier import (
     MAX_PLACES,
     MAX_WAITING,
     NO_WORKER,
     Codes,
     TransactionVerifier,
 )
-from tests.dataplane.coordinators.transaction.answers import added
-from tests.dataplane.serving import in_trio
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from tests.dataplane.coordinators.transaction.answers import added
+from tests.dataplane.serving import in_trio
 
 OTHER = 2
 CLIENT, ANOTHER = (Client((f"10.0.0.{host}", 50_000), "PLAINTEXT") for host in (1, 2))

@@ -1,7 +1,7 @@
-"""The APIs that workers serve, from `wire.protocol.apis`."""
+"""The APIs that workers serve, from `metaquorum.wire.protocol.apis`."""
 
+from metaquorum.wire.protocol.apis import APIS, FIRST_OWN_KEY
 from tests.documents.reference.markdown import table
-from wire.protocol.apis import APIS, FIRST_OWN_KEY
 
 
 def page() -> str:

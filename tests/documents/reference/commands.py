@@ -38,7 +38,7 @@ def _page(program: str, module: str, attribute: str, introduction: str) -> str:
 def mq_admin() -> str:
     return _page(
         "mq-admin",
-        "cli.admin.main",
+        "metaquorum.cli.admin.main",
         "main",
         "`mq-admin` administers any Kafka-compatible cluster: topics, configs, quotas, users,"
         " workers and records.\nTasks are in the how-to guides, for instance [Administer topics"
@@ -49,7 +49,7 @@ def mq_admin() -> str:
 def mq_load() -> str:
     return _page(
         "mq-load",
-        "cli.load.main",
+        "metaquorum.cli.load.main",
         "main",
         "`mq-load` loads exact offset ranges of topics into Parquet files; see [Load topics into"
         "\nParquet](../howto/load-topics-into-parquet.md).",
@@ -59,7 +59,7 @@ def mq_load() -> str:
 def mq_server() -> str:
     return _page(
         "mq-server",
-        "cli.server.main",
+        "metaquorum.cli.server.main",
         "main",
         "`mq-server` runs a node, or a cluster of nodes on this machine, and prepares and reads"
         " their\ndata directories.",

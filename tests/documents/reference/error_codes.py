@@ -1,11 +1,12 @@
-"""Error codes of the Kafka protocol, from `wire.primitives.errors`, and which of them are sent."""
+"""Error codes of the Kafka protocol, from `metaquorum.wire.primitives.errors`, and which of them
+are sent."""
 
 import re
 from functools import cache
 
+from metaquorum.wire.primitives.errors import RETRIABLE, ErrorCode
 from tests.documents.reference.markdown import table
 from tests.nodes import ROOT
-from wire.primitives.errors import RETRIABLE, ErrorCode
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus, from `dataplane.prometheus.catalog`."""
+"""Metrics for Prometheus, from `metaquorum.dataplane.prometheus.catalog`."""
 
-from dataplane.prometheus.catalog import METRICS
+from metaquorum.dataplane.prometheus.catalog import METRICS
 from tests.documents.reference.markdown import code, prose, table
 
 

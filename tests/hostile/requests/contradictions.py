@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.schema.message import Message, Struct
 from tests.conformance.groups.raw import Connection, subscription
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import APIS, ApiKey
-from wire.schema.message import Message, Struct
 
 GOLDEN: Final = Path(__file__).with_suffix(".json")
 TOPIC: Final = "once"  # has two partitions, with one record each

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+from metaquorum.wire.messages.produce import ProduceRequest
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import Api
+from metaquorum.wire.schema.message import Field, Message, Struct
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of
-from wire.messages.produce import ProduceRequest
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import Api
-from wire.schema.message import Field, Message, Struct
 
 TOPIC: Final = "topic"
 OTHER_TOPIC: Final = "other"

@@ -12,6 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.serving import RawClient, Simulated, batch_of, simulated
 from tests.examples import examples
 from tests.hostile.requests.odd import (
@@ -22,10 +26,6 @@ from tests.hostile.requests.odd import (
     Odd,
     answered_by_nothing,
 )
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.protocol.apis import APIS, ApiKey
 
 CONFIGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
 MEMBER = JoinGroupRequest(

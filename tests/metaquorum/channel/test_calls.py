@@ -15,7 +15,7 @@ from metaquorum.channel.calls import (
     encode_error,
     encode_refusal,
 )
-from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 ids = st.integers(0, 2**64 - 1)
 

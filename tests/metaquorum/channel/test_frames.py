@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.channel.frames import MAX_FRAME_BYTES, OVERHEAD_BYTES, Opener, Sealer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.frames import FrameBuffer
 from tests.examples import examples
-from wire.primitives.errors import WireError
-from wire.protocol.frames import FrameBuffer
 
 KEY = bytes(range(32))
 MESSAGES = [b"", b"a", b"bb" * 100, b"", b"c" * 20_000]

@@ -27,6 +27,7 @@ from metaquorum.channel.calls import (
 )
 from metaquorum.channel.rpc_server import MAX_CALL_BYTES_IN_FLIGHT, MAX_CALLS_IN_FLIGHT
 from metaquorum.runtime.interfaces import Connection, Listener
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.channel.nodes import (
     HOST,
     Changes,
@@ -37,7 +38,6 @@ from tests.metaquorum.channel.nodes import (
     shared_runtime,
 )
 from tests.nodes import PATIENCE_S
-from wire.primitives.errors import ErrorCode, KafkaError
 
 TIMEOUT_S = PATIENCE_S
 

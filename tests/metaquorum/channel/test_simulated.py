@@ -23,8 +23,8 @@ from metaquorum.channel import (
     RpcServer,
 )
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.kernel.machine import Machine
-from simulations.kernel.world import Violation, World
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.world import Violation, World
 from tests.metaquorum.channel.nodes import SECRET, Voter
 
 PORT = 9093

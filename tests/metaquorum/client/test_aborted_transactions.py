@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from metaquorum.client.aborted_transactions import AbortedTransactions
-from wire.messages.fetch import AbortedTransaction
-from wire.records.records import (
+from metaquorum.wire.messages.fetch import AbortedTransaction
+from metaquorum.wire.records.records import (
     ControlType,
     EndTransactionMarker,
     Record,

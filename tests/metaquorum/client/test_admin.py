@@ -40,11 +40,11 @@ from metaquorum.client.values import (
     NewTopic,
     ResourceType,
 )
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import Codec
 from tests.conftest import NewNode
 from tests.metaquorum.security.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, Peer, free_port, unique, wait_until
-from wire.primitives.errors import ErrorCode
-from wire.records.records import Codec
 
 
 @pytest.fixture

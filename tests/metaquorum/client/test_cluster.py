@@ -7,9 +7,9 @@ import pytest
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.consumer import Consumer, Start
 from metaquorum.client.errors import BrokerError, UnreachableError
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.spark.model_broker import TOPIC, ModelBroker, PartitionLog, blocking
-from wire.messages.fetch import FetchRequest
-from wire.primitives.errors import ErrorCode
 
 WHERE = TopicPartition(TOPIC, 0)
 

@@ -13,8 +13,8 @@ from metaquorum.metadata.quota_lookup import (
     QuotaEntity,
     SpecialName,
 )
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.primitives.errors import ErrorCode
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from metaquorum.config.registry import (
     shown_keys,
 )
 from metaquorum.config.resolution import ConfigSource, WorkerLayers
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 ALL_KEYS = [*TOPIC_KEYS.values(), *WORKER_KEYS.values()]
 

@@ -9,9 +9,9 @@ from metaquorum.controller.worker_registration import fence_workers, register_wo
 from metaquorum.metadata.image import MetadataImage, partition_record
 from metaquorum.metadata.records import TopicRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.controller.test_leader_selection import may_be_unclean, partition
 from tests.metaquorum.storage.histories import CLUSTER, registration
-from wire.primitives.errors import ErrorCode
 
 TOPIC_ID = bytes(range(16))
 E = ErrorCode

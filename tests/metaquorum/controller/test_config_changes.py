@@ -24,11 +24,11 @@ from metaquorum.controller.topics import (
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode as E
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.metaquorum.raft.test_alone import Node
 from tests.metaquorum.storage.crash_disk import CrashDisk
 from tests.metaquorum.storage.histories import CLUSTER, history
-from wire.primitives.errors import ErrorCode as E
-from wire.primitives.errors import KafkaError
 
 # Topic "a" has two partitions of one replica, and retention.ms=5.
 IMAGE, _ = replay(

@@ -25,10 +25,10 @@ from metaquorum.metadata.ids import new_topic_id
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import FeatureLevelRecord, PartitionRecord, TopicRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.raft.test_alone import Node
 from tests.metaquorum.storage.crash_disk import CrashDisk
 from tests.metaquorum.storage.histories import CLUSTER, history, registration
-from wire.primitives.errors import ErrorCode, KafkaError
 
 THREE, _ = replay(
     MetadataImage.empty(CLUSTER),

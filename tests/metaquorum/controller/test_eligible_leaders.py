@@ -57,8 +57,8 @@ from metaquorum.metadata.records import (
     encode_record,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.storage.histories import CLUSTER, registration
-from wire.primitives.errors import ErrorCode, KafkaError
 
 MIN_ISR = "min.insync.replicas"
 TOPIC_ID = bytes(16)

@@ -32,8 +32,8 @@ from metaquorum.metadata.records import (
     encode_record,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.storage.histories import CLUSTER, history
-from wire.primitives.errors import ErrorCode, KafkaError
 
 LEVEL, GROUPS = "metadata.version", "group.version"
 IMAGE, _ = replay(

@@ -39,9 +39,9 @@ from metaquorum.metadata.records import (
     TopicRecord,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode as E
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.metaquorum.storage.histories import CLUSTER, history
-from wire.primitives.errors import ErrorCode as E
-from wire.primitives.errors import KafkaError
 
 SET, DELETE, APPEND, SUBTRACT = ConfigOp
 TOPIC_ID = bytes(range(16))

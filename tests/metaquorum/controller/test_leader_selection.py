@@ -30,8 +30,8 @@ from metaquorum.controller.worker_registration import (
 from metaquorum.metadata.image import NO_LEADER, MetadataImage, PartitionImage
 from metaquorum.metadata.records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.metaquorum.storage.histories import CLUSTER, registration
-from wire.primitives.errors import KafkaError
 
 WORKERS = range(1, 5)
 ISRS = st.lists(st.sampled_from(WORKERS), min_size=1, max_size=4, unique=True).flatmap(

@@ -22,9 +22,9 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint, FeatureRange
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.storage.crash_disk import CrashDisk
 from tests.metaquorum.storage.histories import CLUSTER
-from wire.primitives.errors import ErrorCode, KafkaError
 
 E = ErrorCode
 

@@ -23,10 +23,10 @@ from metaquorum.controller.worker_registration import (
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RecordEncoder
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.examples import examples
 from tests.metaquorum.controller.test_reassignment import TOPIC_ID, founded
 from tests.metaquorum.storage.histories import registration
-from wire.primitives.errors import KafkaError
 
 WORKERS: Final = (1, 2, 3, 4, 5)
 STEPS = st.lists(

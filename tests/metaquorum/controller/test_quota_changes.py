@@ -24,8 +24,8 @@ from metaquorum.metadata.quota_lookup import (
     SpecialName,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.storage.histories import CLUSTER
-from wire.primitives.errors import ErrorCode
 
 EMPTY = MetadataImage.empty(CLUSTER)
 ALICE = (EntityPart(USER, "alice"),)

@@ -32,8 +32,8 @@ from metaquorum.metadata.records import (
     TopicRecord,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.storage.histories import CLUSTER, registration
-from wire.primitives.errors import ErrorCode, KafkaError
 
 TOPIC_ID = bytes(15) + b"\1"
 

@@ -18,8 +18,8 @@ from metaquorum.metadata.records import (
 )
 from metaquorum.metadata.replay import replay
 from metaquorum.security.scram import ScramMechanism
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.storage.histories import CLUSTER
-from wire.primitives.errors import ErrorCode
 
 LEVELS = {level: [FeatureLevelRecord("metadata.version", level)] for level in (1, 2)}
 EMPTY, _ = replay(MetadataImage.empty(CLUSTER), LEVELS[2])

@@ -23,9 +23,9 @@ from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.runtime.system import RealClock, RealDisk
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.snapshot import snapshots
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.rpc.local_gateway import LocalGateway
 from tests.metaquorum.storage.crash_disk import CrashDisk
-from wire.primitives.errors import ErrorCode
 
 DIRECTORY = "/data/metadata"
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"

@@ -9,9 +9,9 @@ from metaquorum.controller.controller import Controller
 from metaquorum.controller.heartbeats import WorkerHeartbeat
 from metaquorum.controller.topics import NewTopic
 from metaquorum.metadata.image import NO_LEADER
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.raft.cluster import Cluster, Node
 from tests.metaquorum.storage.histories import registration
-from wire.primitives.errors import ErrorCode, KafkaError
 
 
 class Controllers:

@@ -7,8 +7,8 @@ import trio
 
 from metaquorum.metadata.replicated_log import NotCommittedError
 from metaquorum.runtime.interfaces import StorageError
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.metaquorum.raft.cluster import Cluster, Node
-from wire.primitives.errors import ErrorCode
 
 
 def small_snapshots(seed: int = 0, voters: int = 3) -> Cluster:

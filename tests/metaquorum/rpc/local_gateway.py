@@ -16,7 +16,7 @@ from metaquorum.controller.topics import (
 )
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 T = TypeVar("T")
 

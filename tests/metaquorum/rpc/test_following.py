@@ -34,6 +34,7 @@ from metaquorum.rpc.methods import (
     RequestContext,
 )
 from metaquorum.rpc.session import ReplacedError, WorkerSession
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.channel.nodes import (
     CLUSTER,
     HOST,
@@ -43,7 +44,6 @@ from tests.metaquorum.channel.nodes import (
     shared_runtime,
 )
 from tests.nodes import PATIENCE_S, free_port
-from wire.primitives.errors import ErrorCode, KafkaError
 
 ADDRESS = Endpoint("PLAINTEXT", HOST, 9092, "PLAINTEXT")
 TIMEOUT_S = PATIENCE_S

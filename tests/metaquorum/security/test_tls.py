@@ -27,7 +27,7 @@ from metaquorum.security.tls_connection import (
     _Records,
 )
 from metaquorum.security.tls_context import TlsFiles, TlsFilesError, client_context, server_context
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.world import World
 from tests.examples import examples
 from tests.metaquorum.channel.nodes import (
     HOST,

@@ -13,38 +13,41 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from metaquorum.client.transport import Attempt
-from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from wire.messages.describe_truncations import DescribedTruncation, DescribeTruncationsResponse
-from wire.messages.fetch import (
+from metaquorum.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from metaquorum.wire.messages.describe_truncations import (
+    DescribedTruncation,
+    DescribeTruncationsResponse,
+)
+from metaquorum.wire.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
     PartitionData,
 )
-from wire.messages.list_offsets import (
+from metaquorum.wire.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from wire.messages.metadata import (
+from metaquorum.wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.messages.offset_for_leader_epoch import (
+from metaquorum.wire.messages.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import Buffer
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_response
-from wire.protocol.request_header import decode_request_header
-from wire.records.records import parse_header
-from wire.schema.codec import decoder
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_response
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.records.records import parse_header
+from metaquorum.wire.schema.codec import decoder
 
 C = TypeVar("C")
 

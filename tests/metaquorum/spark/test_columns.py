@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from metaquorum.spark import columns
 from metaquorum.spark.columns import BatchBuilder, schema
-from tests.examples import examples
-from tests.wire.records.sample_batches import NOW, rewritten, sample
-from wire.primitives.errors import KafkaError, WireError
-from wire.records import walk_form
-from wire.records.record_walk import RecordWalk
-from wire.records.records import (
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.records import walk_form
+from metaquorum.wire.records.record_walk import RecordWalk
+from metaquorum.wire.records.records import (
     HEADER_BYTES,
     Codec,
     Record,
@@ -30,6 +28,8 @@ from wire.records.records import (
     pack_batch,
     parse_header,
 )
+from tests.examples import examples
+from tests.wire.records.sample_batches import NOW, rewritten, sample
 
 COMPILED = walk_form.compiled_walk()
 FORMS = [

@@ -4,8 +4,6 @@ Spark's lookup imports what `pkgutil.iter_modules` lists as `pyspark_*` and take
 `DefaultSource`; `test_source` has Spark itself do that.
 """
 
-import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.nodes import PATIENCE_S, ROOT
-from tests.test_house import project_files
+from tests.wheels import built_wheel, installed, sources_in
 
 # Without its own site-packages, so that this environment's editable install has no effect.
 LOOKUP = """
@@ -35,9 +33,9 @@ for info in iter_modules():
 def found_by_spark(*folders: Path) -> list[str]:
     """Return name and files of the data source, with `folders` first in the path."""
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    installed = sysconfig.get_path("purelib")
+    here = sysconfig.get_path("purelib")
     done = subprocess.run(
-        [sys.executable, "-S", "-c", LOOKUP, *map(str, folders), installed],
+        [sys.executable, "-S", "-c", LOOKUP, *map(str, folders), here],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -54,35 +52,11 @@ def expected(folder: Path, sources: Path) -> list[str]:
     ]
 
 
-def pip(*arguments: object) -> None:
-    """Build without a compiler, which is faster; the compiled modules are then interpreted."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run(
-        [*command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=5 * PATIENCE_S,
-        env=os.environ | {"CC": "false"},
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def sources_in(folder: Path) -> Path:
-    """Return a copy of the project's files, as a build in place would leave files."""
-    for path in project_files():
-        copy = folder / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-    return folder
-
-
 @pytest.mark.conformance
 def test_from_a_wheel(tmp_path: Path) -> None:
     """`pip install .` takes the same two steps."""
-    sources, site = sources_in(tmp_path / "sources"), tmp_path / "site"
-    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, sources)
-    (wheel,) = tmp_path.glob("*.whl")
-    pip("install", "--no-deps", "--target", site, wheel)
+    wheel = built_wheel(sources_in(tmp_path / "sources"), tmp_path / "wheel")
+    site = installed(wheel, tmp_path / "site")
     assert found_by_spark(site) == expected(site, site)
 
 

@@ -8,20 +8,20 @@ import pytest
 
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.socket_transport import connect
+from metaquorum.wire.records.records import Codec
 from tests.metaquorum.spark.topics import new_topic, send
 from tests.nodes import PATIENCE_S, ROOT, Peer
-from wire.records.records import Codec
 
 READ = """
 import importlib, json, pkgutil, sys
 
 EXTRAS = {"fastavro", "google", "fsspec"}  # of what each is for, modules of their own
 ABSENT = EXTRAS | {"trio", "pysyncobj", "msgpack", "click", "rich", "yaml", "h11"}
-ABSENT |= {"pandas", "dataplane"}
+ABSENT |= {"pandas", "metaquorum.dataplane"}
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
+        if {name, name.partition(".")[0]} & ABSENT:
             raise ModuleNotFoundError(f"{name} is not here", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.spark.offset_ranges import MAX_OFFSET, OffsetRange, ReadPlan, TopicFacts
-from wire.primitives.types import ZERO_UUID, uuid_to_text
+from metaquorum.wire.primitives.types import ZERO_UUID, uuid_to_text
 
 TOPIC_ID = bytes(range(16))
 TOPIC_NAMES = st.text("abcXYZ019._-", min_size=1, max_size=249).filter(

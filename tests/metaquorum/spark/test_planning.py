@@ -44,9 +44,9 @@ from metaquorum.spark.planning import (
     resolve,
     split_ranges,
 )
+from metaquorum.wire.primitives.types import ZERO_UUID, uuid_to_text
 from tests.metaquorum.spark.topics import new_topic, send
 from tests.nodes import PATIENCE_S, KafkaNode, Peer, unique
-from wire.primitives.types import ZERO_UUID, uuid_to_text
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

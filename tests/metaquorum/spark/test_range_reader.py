@@ -19,11 +19,9 @@ from metaquorum.spark.gaps import DATA_LOSS, MAX_LISTED_GAPS, Gap, GapReason
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
 from metaquorum.spark.range_reader import CORRUPT_ATTEMPTS, Progress, RangeReader
-from tests.examples import examples
-from tests.metaquorum.spark.model_broker import TOPIC, TOPIC_ID, ModelBroker, PartitionLog
-from wire.messages.fetch import FetchRequest
-from wire.primitives.errors import ErrorCode
-from wire.records.records import (
+from metaquorum.wire.messages.fetch import FetchRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import (
     Codec,
     ControlType,
     EndTransactionMarker,
@@ -31,6 +29,8 @@ from wire.records.records import (
     encode_batch,
     encode_marker,
 )
+from tests.examples import examples
+from tests.metaquorum.spark.model_broker import TOPIC, TOPIC_ID, ModelBroker, PartitionLog
 
 CONNECTING = Connecting("model:0", timeout_s=30.0)
 COMMITTED = FetchOptions(CONNECTING, read_committed=True, fail_on_data_loss=False)
@@ -160,7 +160,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def _holds(batch: bytes, offset: int) -> bool:
-    from wire.records.records import iter_records
+    from metaquorum.wire.records.records import iter_records
 
     return any(record.offset == offset for record in iter_records(batch))
 
@@ -729,7 +729,7 @@ def test_a_corrupt_batch_is_an_error_or_a_gap(place: int) -> None:
 
 def test_records_that_make_no_sense_behind_a_right_checksum() -> None:
     log = plain_log(30)
-    from wire.records.records import pack_batch, parse_header
+    from metaquorum.wire.records.records import pack_batch, parse_header
 
     header = parse_header(log.batches[1])
     body = bytearray(log.batches[1][61:])
@@ -744,7 +744,7 @@ def test_records_that_make_no_sense_behind_a_right_checksum() -> None:
 
 def test_what_compaction_took_before_damage_is_accounted_for() -> None:
     """The last of several pieces of the batch is malformed."""
-    from wire.records.records import pack_batch, parse_header
+    from metaquorum.wire.records.records import pack_batch, parse_header
 
     log = PartitionLog(epochs=[(3, 0)])
     count = 20_000

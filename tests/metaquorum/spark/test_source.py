@@ -23,10 +23,10 @@ from metaquorum.client.socket_transport import BlockingAdmin, connect
 from metaquorum.spark.columns import schema
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.options import ReadOptions
+from metaquorum.wire.records.records import Codec
 from tests.metaquorum.security.certificates import Authority
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, free_ports
-from wire.records.records import Codec
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 

@@ -7,8 +7,8 @@ from metaquorum.client.errors import BrokerError
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
 from metaquorum.client.values import NewTopic
+from metaquorum.wire.records.records import Codec
 from tests.nodes import PATIENCE_S, unique, wait_until
-from wire.records.records import Codec
 
 
 def new_topic(cluster: Cluster, partitions: int = 1, **configs: str) -> str:

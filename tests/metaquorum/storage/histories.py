@@ -34,7 +34,7 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
 from metaquorum.metadata.records import ConfigRecord, Endpoint, MetadataRecord
 from metaquorum.metadata.replay import replay
-from wire.primitives.errors import KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 NAMES = st.sampled_from(["a", "b", "c.d", "c_d", "e-f", "a_b_c"])

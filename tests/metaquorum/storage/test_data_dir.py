@@ -7,6 +7,8 @@ import pytest
 
 from metaquorum.runtime.interfaces import Runtime, StorageError
 from metaquorum.runtime.system import RealDisk
+from metaquorum.simulations.kernel.machine import Program
+from metaquorum.simulations.kernel.world import World
 from metaquorum.storage.data_dir import (
     MetaProperties,
     Storage,
@@ -16,8 +18,6 @@ from metaquorum.storage.data_dir import (
     parse_properties,
 )
 from metaquorum.storage.journal import Journal
-from simulations.kernel.machine import Program
-from simulations.kernel.world import World
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
 PATH = "/data/meta.properties"

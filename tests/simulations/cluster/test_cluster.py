@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager
 import pytest
 
 from metaquorum.runtime.interfaces import Runtime
+from metaquorum.simulations.cluster import cluster_scenario, quorum_scenario
+from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from metaquorum.simulations.cluster.voter_disks import METADATA_DIR, DurableLogs
+from metaquorum.simulations.cluster.voter_group import CLUSTER_ID
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.mutants.quorum_mutants import prefers_snapshots, sends_again
+from metaquorum.simulations.runner.runs import run_seed
+from metaquorum.simulations.runner.shrinking import shrink_seed
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.journal_ops import Entry
-from simulations.cluster import cluster_scenario, quorum_scenario
-from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
-from simulations.cluster.voter_disks import METADATA_DIR, DurableLogs
-from simulations.cluster.voter_group import CLUSTER_ID
-from simulations.kernel.world import World
-from simulations.mutants.quorum_mutants import prefers_snapshots, sends_again
-from simulations.runner.runs import run_seed
-from simulations.runner.shrinking import shrink_seed
 from tests.simulations.mutant_tests import assert_found
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.metaquorum.controller.test_heartbeats import (
     test_a_shutdown_waits_for_no_worker_that_is_fenced_or_shutting_down as waits_for_live_ones,
 )

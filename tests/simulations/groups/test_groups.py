@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from simulations.mutants.group_mutants import GROUP_MUTANTS
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.group_mutants import GROUP_MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.coordinators import test_client_budget as budget
 from tests.dataplane.coordinators import test_runtime as runtime
 from tests.dataplane.coordinators.group import test_classic_group as group
@@ -16,7 +17,6 @@ from tests.dataplane.coordinators.group import test_group_shard as shard
 from tests.dataplane.handlers import test_internal_topics as internal_topics
 from tests.dataplane.handlers.groups import test_offsets as offsets
 from tests.simulations.mutant_tests import assert_fails_with, assert_found
-from wire.primitives.errors import ErrorCode
 
 
 def a_write_is_answered_after_its_flush() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulations.kernel.mutation import mutated
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.kernel.mutation import mutated
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.coordinators.group.test_classic_group import (
     test_a_muted_member_keeps_its_session as muted_member_keeps_its_session,
 )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from metaquorum.controller.features import FeatureUpdate
-from simulations.groups.node_versions import NodeVersions
-from simulations.mutants.registry import MUTANTS
-from simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
+from metaquorum.simulations.groups.node_versions import NodeVersions
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
 from tests.dataplane.handlers.groups import test_coordinators as groups
 from tests.dataplane.replication import test_upgrading as upgrading
 from tests.metaquorum.controller import test_features as features

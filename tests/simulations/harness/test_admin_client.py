@@ -9,8 +9,8 @@ from metaquorum.client.consumer import Consumer, Start
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.values import NewTopic
 from metaquorum.runtime.interfaces import Runtime
-from simulations.harness.node import NodeOnMachine
-from simulations.kernel.world import World
+from metaquorum.simulations.harness.node import NodeOnMachine
+from metaquorum.simulations.kernel.world import World
 
 PORT = 9092
 RECORDS = 60

@@ -13,9 +13,9 @@ from metaquorum.client.groups.trio_consumer import open_group_consumer
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.values import NewTopic
 from metaquorum.runtime.interfaces import Runtime
-from simulations.harness.node import NodeOnMachine
-from simulations.kernel.machine import Fate, Machine
-from simulations.kernel.world import World
+from metaquorum.simulations.harness.node import NodeOnMachine
+from metaquorum.simulations.kernel.machine import Fate, Machine
+from metaquorum.simulations.kernel.world import World
 
 PORT = 9092
 PARTITIONS = 3

@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from metaquorum.runtime.interfaces import Identity, Runtime
-from simulations.kernel.machine import Machine
-from simulations.kernel.storage import Storage
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.kernel.world import World
 
 DATA = b"0123456789"
 

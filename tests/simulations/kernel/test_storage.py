@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from simulations.kernel.storage import Fate, Storage
+from metaquorum.simulations.kernel.storage import Fate, Storage
 
 
 def written(storage: Storage, path: str, data: bytes, *, synced: bool) -> None:

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from metaquorum.runtime.interfaces import Connection, Runtime, sleep
-from simulations.kernel.process import MachineStopped
-from simulations.kernel.world import Violation, World
+from metaquorum.simulations.kernel.process import MachineStopped
+from metaquorum.simulations.kernel.world import Violation, World
 
 PORT = 7000
 

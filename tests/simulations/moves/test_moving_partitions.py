@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.replication.moves import test_added_while_down as added
 from tests.dataplane.replication.moves import test_removed_replicas as removed
 from tests.dataplane.replication.moves import test_under_replicated as behind

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.handlers.test_move_plans import (
     test_a_throttle_ends_with_the_record_that_takes_the_partition_out_of_the_plan as throttle_ends,
 )

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
-from simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS
 from tests.metaquorum.controller import test_draining as draining
 from tests.metaquorum.controller import test_features as features
 from tests.metaquorum.controller import test_reassignment as moves

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from simulations.checkers.log_files import naive_segments
-from simulations.kernel.storage import Storage
-from simulations.replication.replicas import (
+from metaquorum.simulations.checkers.log_files import naive_segments
+from metaquorum.simulations.kernel.storage import Storage
+from metaquorum.simulations.replication.replicas import (
     TOMBSTONES_STAY_MS,
     ClusterHistory,
     Content,
@@ -16,7 +16,7 @@ from simulations.replication.replicas import (
     Place,
     ReplicaLog,
 )
-from wire.records.records import Record, encode_batch
+from metaquorum.wire.records.records import Record, encode_batch
 
 
 def cluster_history() -> ClusterHistory:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from simulations.kernel.mutation import Mutant, mutated
-from simulations.kernel.world import World
-from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
-from simulations.mutants.registry import MUTANTS
-from simulations.mutants.truncation_mutants import CUT_MUTANTS
-from simulations.replication import crossings
-from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
+from metaquorum.simulations.kernel.mutation import Mutant, mutated
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.mutants.interleaving_mutants import CHECK_MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.truncation_mutants import CUT_MUTANTS
+from metaquorum.simulations.replication import crossings
+from metaquorum.simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 
 # Crossing that finds each mutant.
 SHOWS_IN = {

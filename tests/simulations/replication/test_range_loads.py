@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from simulations.mutants.load_mutants import LOAD_MUTANTS
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.load_mutants import LOAD_MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.metaquorum.spark import test_range_reader as reader
 from tests.simulations.mutant_tests import assert_fails_with, assert_found
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulations.cluster.fault_plan import PlannedFault
-from simulations.kernel.world import World
-from simulations.mutants.registry import MUTANTS
-from simulations.replication import replication_scenario
+from metaquorum.simulations.cluster.fault_plan import PlannedFault
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.replication import replication_scenario
 from tests.dataplane.partition import test_joins
 from tests.simulations.mutant_tests import assert_fails_with, assert_found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.replication.test_followed_partitions import (
     test_partitions_in_sync_or_caught_up_are_not_left_out as follower_left_out,
 )

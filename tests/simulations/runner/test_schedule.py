@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from simulations.runner.batch import TWICE_EVERY
-from simulations.runner.runs import Outcome
-from simulations.runner.schedule import FRESH_AT_LEAST, Schedule
-from simulations.scenarios.gates import CiShare
-from simulations.scenarios.registry import SCENARIOS
+from metaquorum.simulations.runner.batch import TWICE_EVERY
+from metaquorum.simulations.runner.runs import Outcome
+from metaquorum.simulations.runner.schedule import FRESH_AT_LEAST, Schedule
+from metaquorum.simulations.scenarios.gates import CiShare
+from metaquorum.simulations.scenarios.registry import SCENARIOS
 
 FRESH = 5_000_000
 RESTART, QUOTAS = "restart", "quotas"

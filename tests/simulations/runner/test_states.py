@@ -1,10 +1,10 @@
 """Objects are checked after their steps while a world runs, and as they are otherwise."""
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.quotas.rate_window import RateWindow
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.raft.progress import Progress
-from simulations.checkers.states import SPARSE, checked_states
-from simulations.kernel.world import World
+from metaquorum.simulations.checkers.states import SPARSE, checked_states
+from metaquorum.simulations.kernel.world import World
 
 
 def violations_of(world: World) -> list[str]:

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-import simulations
-from simulations.cluster.faults import CLUSTER_FAULTS
-from simulations.faults.device_faults import DEVICE_FAULTS
-from simulations.faults.node_faults import FAULTS
-from simulations.groups.group_faults import GROUP_KINDS
-from simulations.mutants.registry import MUTANTS
-from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
-from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS
-from simulations.runner.batch import Player, Totals
-from simulations.runner.ci import committed_seeds, ranges
-from simulations.runner.runs import Outcome, run_seed
-from simulations.runner.schedule import FRESH_AT_LEAST
-from simulations.scenarios.gates import CI, UNGATED, is_gated
-from simulations.scenarios.registry import SCENARIOS
+from metaquorum.simulations.cluster.faults import CLUSTER_FAULTS
+from metaquorum.simulations.faults.device_faults import DEVICE_FAULTS
+from metaquorum.simulations.faults.node_faults import FAULTS
+from metaquorum.simulations.groups.group_faults import GROUP_KINDS
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
+from metaquorum.simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS
+from metaquorum.simulations.runner.batch import Player, Totals
+from metaquorum.simulations.runner.ci import committed_seeds, ranges
+from metaquorum.simulations.runner.runs import Outcome, run_seed
+from metaquorum.simulations.runner.schedule import FRESH_AT_LEAST
+from metaquorum.simulations.scenarios.gates import CI, UNGATED, is_gated
+from metaquorum.simulations.scenarios.registry import SCENARIOS
+from tests.nodes import ROOT
 from tests.simulations.mutant_tests import assert_found
 
-KNOWN = tomllib.loads((Path(simulations.__file__).parent / "seeds.toml").read_text())["seed"]
+KNOWN = tomllib.loads((ROOT / "simulations/seeds.toml").read_text())["seed"]
 
 
 # Seed of each scenario that is played in another process as well: the cheapest committed one, or
@@ -116,7 +116,7 @@ def test_a_seed_of_each_scenario_is_repeated() -> None:
 
 def run_command(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "simulations", *words],
+        [sys.executable, "-W", "ignore", "-m", "metaquorum.simulations", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -218,7 +218,7 @@ def test_the_gates_that_are_printed_are_those_of_the_table() -> None:
 
 
 def test_the_reference_has_all_scenarios_faults_checkers_and_mutants() -> None:
-    page = (Path(simulations.__file__).parents[1] / "docs/reference/simulation.md").read_text()
+    page = (ROOT / "docs/reference/simulation.md").read_text()
     names = {*SCENARIOS, *MUTANTS, *FAULTS, *DEVICE_FAULTS, *CLUSTER_FAULTS}
     names |= {*REPLICA_KINDS, *DAMAGE_KINDS, *INTERLEAVINGS, *LATER_CROSSINGS, *GROUP_KINDS}
     names |= {checker.__name__ for one in SCENARIOS.values() for checker in one.checkers}

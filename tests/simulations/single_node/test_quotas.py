@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.quotas.test_quota_enforcement import (
     test_a_client_that_was_forgotten_shares_its_allowance_when_it_returns as allowance_is_shared,
 )

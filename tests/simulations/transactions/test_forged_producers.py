@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simulations.mutants.registry import MUTANTS
-from simulations.mutants.validation_mutants import PRODUCER_MUTANTS
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.validation_mutants import PRODUCER_MUTANTS
 from tests.dataplane.handlers import test_new_producers as new_producers
 from tests.dataplane.handlers import test_produce_transactions as transactions
 from tests.dataplane.log.segments import test_producers as producers

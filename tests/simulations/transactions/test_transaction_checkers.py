@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
-from simulations.kernel.world import World
-from simulations.replication.partition_transactions import (
+from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.replication.partition_transactions import (
     Aborted,
     Kind,
     Stamp,
@@ -18,8 +18,8 @@ from simulations.replication.partition_transactions import (
     stamps_of,
     transactions_of,
 )
-from simulations.replication.probes import records_of
-from simulations.replication.replicas import (
+from metaquorum.simulations.replication.probes import records_of
+from metaquorum.simulations.replication.replicas import (
     Content,
     Entry,
     Identity,
@@ -30,16 +30,16 @@ from simulations.replication.replicas import (
     ReplicaLog,
     Role,
 )
-from simulations.replication.replicated_cluster import ReplicatedClusterState
-from simulations.transactions.coordinator_records import Status, decode_state
-from simulations.transactions.decision_checkers import (
+from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
+from metaquorum.simulations.transactions.coordinator_records import Status, decode_state
+from metaquorum.simulations.transactions.decision_checkers import (
     AppendedIsInTransaction,
     DecisionsComeFirst,
     EpochsInLogsGrow,
     StableOffsetIsThatOfTheLog,
     StatesFollow,
 )
-from simulations.transactions.transaction_checkers import (
+from metaquorum.simulations.transactions.transaction_checkers import (
     AbortedIsLeftOut,
     AllOrNothing,
     CommittedIsShown,
@@ -50,14 +50,14 @@ from simulations.transactions.transaction_checkers import (
     TransactionsEnd,
     ZombiesAreRefused,
 )
-from simulations.transactions.transaction_history import (
+from metaquorum.simulations.transactions.transaction_history import (
     Outcome,
     Producer,
     Transaction,
 )
-from simulations.transactions.transactions_scenario import ALL_CHECKERS, draw_settings
-from wire.primitives.errors import ErrorCode
-from wire.records.records import Record, encode_batch
+from metaquorum.simulations.transactions.transactions_scenario import ALL_CHECKERS, draw_settings
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.records.records import Record, encode_batch
 
 ONE, OTHER = Place(b"1" * 16, 0), Place(b"2" * 16, 0)
 STATE = Place(b"9" * 16, 0)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dataplane.coordinators.transaction import marker_sender
-from dataplane.coordinators.transaction.marker_sender import MarkerSender
-from dataplane.coordinators.transaction.transaction import State, Transaction
-from simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
+from metaquorum.dataplane.coordinators.transaction import marker_sender
+from metaquorum.dataplane.coordinators.transaction.marker_sender import MarkerSender
+from metaquorum.dataplane.coordinators.transaction.transaction import State, Transaction
+from metaquorum.simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
 from tests.dataplane.coordinators import test_client_budget as budget
 from tests.dataplane.coordinators.group import test_transactional_offsets as offsets
 from tests.dataplane.coordinators.transaction import test_loss as loss

@@ -3,25 +3,25 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_commit import (
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 
 if TYPE_CHECKING:
     from tests.wire.messages.capture_messages import Peer

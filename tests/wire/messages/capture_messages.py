@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.wire.messages.capture_groups import ask_groups
-from tests.wire.messages.capture_transactions import ask_transactions
-from wire.messages import (
+from metaquorum.wire.messages import (
     alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
@@ -60,11 +58,13 @@ from wire.messages import (
     unregister_broker,
     update_features,
 )
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.frames import FrameBuffer
-from wire.protocol.headers import decode_response, encode_request
-from wire.records.records import Record, encode_batch
-from wire.schema.message import Message
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.frames import FrameBuffer
+from metaquorum.wire.protocol.headers import decode_response, encode_request
+from metaquorum.wire.records.records import Record, encode_batch
+from metaquorum.wire.schema.message import Message
+from tests.wire.messages.capture_groups import ask_groups
+from tests.wire.messages.capture_transactions import ask_transactions
 
 GOLDEN = Path(__file__).resolve().parent / "golden_messages"
 TOPIC = "golden-topic"

@@ -3,28 +3,28 @@
 import time
 from typing import TYPE_CHECKING
 
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from wire.messages.describe_transactions import DescribeTransactionsRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.list_transactions import ListTransactionsRequest
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.describe_transactions import DescribeTransactionsRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.list_transactions import ListTransactionsRequest
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from wire.messages.write_txn_markers import (
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 
 if TYPE_CHECKING:
     from tests.wire.messages.capture_messages import Peer

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import decode_response
-from wire.protocol.request_header import decode_request_header
-from wire.schema.codec import decode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import decode_response
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.schema.codec import decode
 
 FOLDER = Path(__file__).parent / "golden_messages"
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
-from wire.protocol.headers import (
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
+from metaquorum.wire.protocol.headers import (
     decode_response,
     encode_request,
     encode_response,
     encode_unsupported_api_versions,
 )
-from wire.protocol.request_header import decode_request_header
-from wire.schema.codec import decode
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.schema.codec import decode
 
 GOLDEN = Path(__file__).resolve().parent / "golden_messages"
 

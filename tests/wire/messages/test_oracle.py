@@ -12,11 +12,11 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 from kio.static.primitive import Records
 
+from metaquorum.wire.protocol.apis import FIRST_OWN_KEY
+from metaquorum.wire.schema.codec import decode, encode
+from metaquorum.wire.schema.compiling import fields_at
+from metaquorum.wire.schema.message import Message, Struct
 from tests.wire.schema.arbitrary import CASES, case_id, messages
-from wire.protocol.apis import FIRST_OWN_KEY
-from wire.schema.codec import decode, encode
-from wire.schema.compiling import fields_at
-from wire.schema.message import Message, Struct
 
 pytestmark = pytest.mark.slow  # every version of every API, some 900 tests
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 STANDARD = dataclass(frozen=True, slots=True)

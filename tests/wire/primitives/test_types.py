@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.primitives.types import (
+from metaquorum.wire.primitives.types import (
     RESERVED_UUIDS,
     ZERO_UUID,
     random_uuid,

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
-from wire.messages.metadata import MetadataRequest
-from wire.messages.produce import ProduceRequest
-from wire.primitives.errors import ErrorCode, WireError
-from wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
-from wire.protocol.headers import (
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from metaquorum.wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from metaquorum.wire.messages.metadata import MetadataRequest
+from metaquorum.wire.messages.produce import ProduceRequest
+from metaquorum.wire.primitives.errors import ErrorCode, WireError
+from metaquorum.wire.protocol.apis import APIS, FIRST_OWN_KEY, Api, ApiKey
+from metaquorum.wire.protocol.headers import (
     decode_response,
     decode_response_as,
     encode_request,
@@ -20,9 +20,9 @@ from wire.protocol.headers import (
     encode_response_parts,
     encode_unsupported_api_versions,
 )
-from wire.protocol.request_header import decode_request_header
-from wire.schema.codec import decode, encode
-from wire.schema.message import Message, int32, string
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.schema.codec import decode, encode
+from metaquorum.wire.schema.message import Message, int32, string
 
 # The oldest and newest version that a current client chose with Kafka 4.3.1: Java 4.3.1, franz-go,
 # librdkafka 2.14, kafka-python 3, sarama, kafkajs, aiokafka 0.14, and Kafka's own tools.
@@ -105,11 +105,11 @@ def test_rows_agree_with_the_message_tables(api: Api) -> None:
 @pytest.mark.slow
 def test_message_tables_are_loaded_when_first_used() -> None:
     program = (
-        "import sys, wire.protocol.headers as h\n"
-        "assert not [m for m in sys.modules if m.startswith('wire.messages.')]\n"
+        "import sys, metaquorum.wire.protocol.headers as h\n"
+        "assert not [m for m in sys.modules if m.startswith('metaquorum.wire.messages.')]\n"
         "h.APIS[3].request\n"
-        "assert [m for m in sys.modules if m.startswith('wire.messages.')] "
-        "== ['wire.messages.metadata']\n"
+        "assert [m for m in sys.modules if m.startswith('metaquorum.wire.messages.')] "
+        "== ['metaquorum.wire.messages.metadata']\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

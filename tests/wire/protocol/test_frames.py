@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.primitives.errors import WireError
-from wire.protocol.frames import INITIAL_BYTES, POOL_MAX_LENT, POOLED_BYTES, BufferPool, FrameBuffer
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.frames import (
+    INITIAL_BYTES,
+    POOL_MAX_LENT,
+    POOLED_BYTES,
+    BufferPool,
+    FrameBuffer,
+)
 
 LIMIT = 10_000_000
 

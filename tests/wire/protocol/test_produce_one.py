@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from wire.messages.produce import (
+from metaquorum.wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -15,11 +14,17 @@ from wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_request, encode_response
-from wire.protocol.produce_one import FIRST_WITH_TOPIC_ID, Appended, decode_one, encode_one
-from wire.protocol.request_header import decode_request_header
-from wire.schema.codec import encode
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_request, encode_response
+from metaquorum.wire.protocol.produce_one import (
+    FIRST_WITH_TOPIC_ID,
+    Appended,
+    decode_one,
+    encode_one,
+)
+from metaquorum.wire.protocol.request_header import decode_request_header
+from metaquorum.wire.schema.codec import encode
+from tests.examples import examples
 
 API = APIS[ApiKey.PRODUCE]
 VERSIONS = range(API.min_version, API.max_version + 1)

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from dataplane.partition import batch_validation
-from simulations.kernel import world
-from simulations.runner.runs import run_seed
+from metaquorum.dataplane.partition import batch_validation
+from metaquorum.simulations.kernel import world
+from metaquorum.simulations.runner.runs import run_seed
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.protocol.headers import encode_request
+from metaquorum.wire.protocol.produce_one import FIRST_WITH_TOPIC_ID
+from metaquorum.wire.records.batches import pack_batch, parse_header
+from metaquorum.wire.records.walk_form import INTERPRETED
 from tests.examples import examples
 from tests.wire.protocol.test_produce_one import VERSIONS, request
 from tests.wire.records.sample_batches import sample
 from tests.wire.records.test_record_walk import mutated, some_records
-from wire.primitives.errors import WireError
-from wire.protocol import request_form
-from wire.protocol.apis import ApiKey
-from wire.protocol.headers import encode_request
-from wire.protocol.produce_one import FIRST_WITH_TOPIC_ID
-from wire.records.batches import pack_batch, parse_header
-from wire.records.walk_form import INTERPRETED
 
 HERE = request_form.INTERPRETED
 BUILT = request_form.compiled()
@@ -214,7 +214,7 @@ def test_the_compiled_form_is_of_the_source_that_is_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "1"])
 def test_the_environment_chooses_the_interpreted_form(switch: str) -> None:
-    program = "from wire.protocol.request_form import form_name; print(form_name())"
+    program = "from metaquorum.wire.protocol.request_form import form_name; print(form_name())"
     result = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, INTERPRETED: switch},

@@ -13,7 +13,7 @@ import zstandard
 from cramjam import snappy
 from lz4 import frame
 
-from wire.records.compression import Codec
+from metaquorum.wire.records.compression import Codec
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 HALF: Final = 700  # where streams are divided; not a limit of any codec

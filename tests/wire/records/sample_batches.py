@@ -3,7 +3,13 @@
 import struct
 from typing import Any
 
-from wire.records.records import HEADER_BYTES, Record, encode_batch, pack_batch, parse_header
+from metaquorum.wire.records.records import (
+    HEADER_BYTES,
+    Record,
+    encode_batch,
+    pack_batch,
+    parse_header,
+)
 
 NOW = 1_700_000_000_000
 

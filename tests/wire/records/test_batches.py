@@ -4,10 +4,9 @@ import struct
 
 import pytest
 
-from tests.wire.records.sample_batches import NOW, damaged, legacy, rewritten, sample
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import PREFIX_BYTES
-from wire.records.records import (
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import PREFIX_BYTES
+from metaquorum.wire.records.records import (
     HEADER_BYTES,
     BatchState,
     Codec,
@@ -20,6 +19,7 @@ from wire.records.records import (
     scan,
     set_log_append_time,
 )
+from tests.wire.records.sample_batches import NOW, damaged, legacy, rewritten, sample
 
 # Patching in place
 

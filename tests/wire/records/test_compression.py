@@ -12,10 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.wire.records.framings import FRAMINGS, REFUSED
-from wire.primitives.errors import WireError
-from wire.records.compression import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.records.compression import (
     MAX_MEMBERS,
     PIECE_BYTES,
     SHORT_COMPRESSED_BYTES,
@@ -29,6 +27,8 @@ from wire.records.compression import (
     has_other_header,
     set_plain_header,
 )
+from tests.examples import examples
+from tests.wire.records.framings import FRAMINGS, REFUSED
 
 MAX = 1 << 20
 SAMPLE = b"".join(b"%d squared is %d\n" % (n, n * n) for n in range(3000))

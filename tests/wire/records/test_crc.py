@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from wire.records.crc import crc32c
+from metaquorum.wire.records.crc import crc32c
 
 
 def test_the_check_value_is_that_of_crc_32c() -> None:
@@ -15,7 +15,7 @@ def test_the_check_value_is_that_of_crc_32c() -> None:
 
 @pytest.mark.slow
 def test_reading_batches_loads_no_codec_and_no_package_metadata() -> None:
-    code = "import sys, wire.records.records; print(*sys.modules)"
+    code = "import sys, metaquorum.wire.records.records; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-S", "-c", code],
         capture_output=True,
@@ -23,5 +23,5 @@ def test_reading_batches_loads_no_codec_and_no_package_metadata() -> None:
         env={"PYTHONPATH": ":".join(sys.path)},
     )
     loaded = set(run.stdout.split())
-    assert "wire.records.records" in loaded, run.stderr
+    assert "metaquorum.wire.records.records" in loaded, run.stderr
     assert not loaded & {"crc32c", "importlib.metadata", "argparse", "lz4", "zstandard", "cramjam"}

@@ -4,10 +4,8 @@ import random
 
 import pytest
 
-from tests.wire.records.sample_batches import NOW, rewritten, sample
-from tests.wire.records.test_record_walk import mutated, some_records
-from wire.primitives.errors import KafkaError, WireError
-from wire.records.batches import (
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.records.batches import (
     CODEC_MASK,
     HEADER_BYTES,
     BatchHeader,
@@ -15,9 +13,11 @@ from wire.records.batches import (
     parse_header,
     produced_batch,
 )
-from wire.records.compression import Codec
-from wire.records.plain_batch import plain_batch
-from wire.records.records import check_records, new_walk
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.plain_batch import plain_batch
+from metaquorum.wire.records.records import check_records, new_walk
+from tests.wire.records.sample_batches import NOW, rewritten, sample
+from tests.wire.records.test_record_walk import mutated, some_records
 
 _VERSION = 11
 _FIELDS = {

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.records import record_columns
+from metaquorum.wire.records.batches import HEADER_BYTES
+from metaquorum.wire.records.record_columns import KEY, VALUE
+from metaquorum.wire.records.record_walk import RECORD_FIELDS, RecordWalk, Span
+from metaquorum.wire.records.records import Record, encode_batch
+from metaquorum.wire.records.walk_form import compiled_columns
 from tests.wire.records.test_record_walk import FORMS, mutated, some_records
-from wire.primitives.errors import WireError
-from wire.records import record_columns
-from wire.records.batches import HEADER_BYTES
-from wire.records.record_columns import KEY, VALUE
-from wire.records.record_walk import RECORD_FIELDS, RecordWalk, Span
-from wire.records.records import Record, encode_batch
-from wire.records.walk_form import compiled_columns
 
 COLUMN_FORMS = [
     pytest.param(record_columns, id="interpreted"),

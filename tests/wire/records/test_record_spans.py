@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.primitives.errors import WireError
-from wire.records.batches import HEADER_BYTES, parse_header
-from wire.records.records import (
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.records.batches import HEADER_BYTES, parse_header
+from metaquorum.wire.records.records import (
     Record,
     decode_records,
     encode_batch,

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.kernel.world import World
+from metaquorum.simulations.kernel.world import World
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.primitives.varint import write_varint
+from metaquorum.wire.protocol import request_form
+from metaquorum.wire.records import record_walk
+from metaquorum.wire.records.batches import HEADER_BYTES
+from metaquorum.wire.records.record_walk import RecordWalk, Span
+from metaquorum.wire.records.records import Record, encode_batch
+from metaquorum.wire.records.walk_form import INTERPRETED, compiled_walk, form_name
 from tests.examples import examples
 from tests.wire.records.naive_walk import Naive, Unsound, naive_walk
-from wire.primitives.errors import WireError
-from wire.primitives.varint import write_varint
-from wire.protocol import request_form
-from wire.records import record_walk
-from wire.records.batches import HEADER_BYTES
-from wire.records.record_walk import RecordWalk, Span
-from wire.records.records import Record, encode_batch
-from wire.records.walk_form import INTERPRETED, compiled_walk, form_name
 
 FORMS = [
     pytest.param(RecordWalk, id="interpreted"),
@@ -287,7 +287,7 @@ def test_the_compiled_form_is_of_the_source_that_is_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "1"])
 def test_the_environment_chooses_the_interpreted_form(switch: str) -> None:
-    program = "from wire.records.walk_form import form_name; print(form_name())"
+    program = "from metaquorum.wire.records.walk_form import form_name; print(form_name())"
     environment = {**os.environ, INTERPRETED: switch}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True

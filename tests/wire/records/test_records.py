@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.wire.records.sample_batches import NOW, rewritten, sample
-from wire.primitives.errors import KafkaError, WireError
-from wire.primitives.varint import read_varint, read_varlong, write_varint
-from wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, TRANSACTIONAL
-from wire.records.compression import PIECE_BYTES, compress
-from wire.records.records import (
+from metaquorum.wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.varint import read_varint, read_varlong, write_varint
+from metaquorum.wire.records.batches import CONTROL, HEADER_BYTES, PREFIX_BYTES, TRANSACTIONAL
+from metaquorum.wire.records.compression import PIECE_BYTES, compress
+from metaquorum.wire.records.records import (
     BatchState,
     Codec,
     ControlType,
@@ -39,6 +37,8 @@ from wire.records.records import (
     record_spans,
     scan,
 )
+from tests.examples import examples
+from tests.wire.records.sample_batches import NOW, rewritten, sample
 
 quick = examples(150)
 

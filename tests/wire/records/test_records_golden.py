@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from wire.records.batches import DELETE_HORIZON, LOG_APPEND_TIME
-from wire.records.records import (
+from metaquorum.wire.records.batches import DELETE_HORIZON, LOG_APPEND_TIME
+from metaquorum.wire.records.records import (
     HEADER_BYTES,
     BatchHeader,
     BatchState,

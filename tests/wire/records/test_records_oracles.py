@@ -12,8 +12,7 @@ from kafka.codec import has_snappy
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from tests.examples import examples
-from wire.records.records import (
+from metaquorum.wire.records.records import (
     Codec,
     Record,
     decode_records,
@@ -21,6 +20,7 @@ from wire.records.records import (
     parse_header,
     produced_batch,
 )
+from tests.examples import examples
 
 quick = examples(60)
 data = st.none() | st.binary(max_size=40)

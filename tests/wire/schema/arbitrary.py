@@ -7,15 +7,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-import wire.messages
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Field, Message, Struct
+import metaquorum.wire.messages
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Field, Message, Struct
 
 
 def _tables() -> Iterator[type[Message]]:
     """Return the messages of all modules, also those of APIs that no node serves."""
-    for module in pkgutil.iter_modules(wire.messages.__path__):
-        for value in vars(importlib.import_module(f"wire.messages.{module.name}")).values():
+    for module in pkgutil.iter_modules(metaquorum.wire.messages.__path__):
+        for value in vars(
+            importlib.import_module(f"metaquorum.wire.messages.{module.name}")
+        ).values():
             if isinstance(value, type) and issubclass(value, Message) and value is not Message:
                 yield value
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.wire.schema.arbitrary import CASES, case_id, messages
-from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.messages.fetch import (
+from metaquorum.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -23,12 +22,12 @@ from wire.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import WireError
-from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import encode_response, encode_response_in_pieces
-from wire.schema.codec import (
+from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.protocol.apis import APIS, ApiKey
+from metaquorum.wire.protocol.headers import encode_response, encode_response_in_pieces
+from metaquorum.wire.schema.codec import (
     decode,
     decoder,
     decoder_in_pieces,
@@ -36,11 +35,12 @@ from wire.schema.codec import (
     encode_parts,
     encoder_in_pieces,
 )
-from wire.schema.compiling import PIECE_ELEMENTS, REQUEST_MAX_ELEMENTS
-from wire.schema.decoding import decoder_source
-from wire.schema.encoding import encoder_source
-from wire.schema.explaining import read_message
-from wire.schema.message import Message
+from metaquorum.wire.schema.compiling import PIECE_ELEMENTS, REQUEST_MAX_ELEMENTS
+from metaquorum.wire.schema.decoding import decoder_source
+from metaquorum.wire.schema.encoding import encoder_source
+from metaquorum.wire.schema.explaining import read_message
+from metaquorum.wire.schema.message import Message
+from tests.wire.schema.arbitrary import CASES, case_id, messages
 
 every_case = pytest.mark.parametrize(("cls", "version"), CASES, ids=case_id)
 few = settings(

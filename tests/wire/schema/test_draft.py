@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wire.schema import draft
+from metaquorum.wire.schema import draft
 
 DEFINITION = {
     "apiKey": 77,

@@ -15,10 +15,10 @@ from metaquorum.client.groups.consumer_protocol import (
     decode_subscription,
 )
 from metaquorum.client.groups.coordinators import Outcomes, answered, ask_coordinators, subject
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
-    from wire.messages.describe_group_activity import (
+    from metaquorum.wire.messages.describe_group_activity import (
         ActiveGroup,
         ActiveMember,
         DescribeGroupActivityResponse,
@@ -141,7 +141,7 @@ async def describe_activity(cluster: Cluster, groups: Sequence[str]) -> Outcomes
 
     Raises NotServedError if the cluster is Apache Kafka.
     """
-    from wire.messages.describe_group_activity import DescribeGroupActivityRequest
+    from metaquorum.wire.messages.describe_group_activity import DescribeGroupActivityRequest
 
     deadline = cluster.deadline()
 

@@ -23,7 +23,7 @@ from metaquorum.client.groups.explanation.unread import Unread, describe_unread
 from metaquorum.client.groups.offsets import committed_offsets
 from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse, describe_quota_use
 from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 MAX_CLIENTS: Final = 100  # in one request for the use of quotas
 _KEYS: Final = (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)

@@ -14,7 +14,7 @@ from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProg
 from metaquorum.client.groups.explanation.words import MAX_NAMED, duration, listed, ranges
 from metaquorum.client.topic_survival import Level
 from metaquorum.metadata.quota_lookup import BY_CONFIG, REQUEST_PERCENTAGE, rules_for
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 # Rebalances within this time that are reported as a problem of their own.
 OFTEN: Final = 4

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
 from metaquorum.client.errors import broker_error
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
-    from wire.messages.describe_unread_records import DescribeUnreadRecordsResponse
+    from metaquorum.wire.messages.describe_unread_records import DescribeUnreadRecordsResponse
 
 # Partitions of one request; workers refuse more than 10,000 topics and partitions.
 MAX_PARTITIONS: Final = 4000
@@ -63,7 +63,7 @@ async def describe_unread(
 async def _ask_one(
     cluster: Cluster, node_id: int, offsets: Mapping[TopicPartition, int], deadline: float
 ) -> Answers[Unread]:
-    from wire.messages.describe_unread_records import (
+    from metaquorum.wire.messages.describe_unread_records import (
         DescribeUnreadRecordsRequest,
         PositionInPartition,
         PositionsInTopic,

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from metaquorum.spark.loader.errors import OutputError
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.types import Buffer
 
 LOCAL_SCHEMES: Final = frozenset(("", "file", "local"))
 # Distribution for each URL scheme; these stores create objects exclusively on the server.

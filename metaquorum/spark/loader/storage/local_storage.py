@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from metaquorum.spark.loader.errors import OutputError
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.types import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 _RESTORE: Final = "restore it from a backup, or load into another folder"

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from metaquorum.spark.loader.errors import OutputError
-from wire.primitives.types import Buffer
+from metaquorum.wire.primitives.types import Buffer
 
 
 class ObjectOutputFile:

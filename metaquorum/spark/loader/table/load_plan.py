@@ -23,7 +23,7 @@ from metaquorum.spark.loader.table.json_fields import (
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.value_schemas.decoded import SchemaError
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 KIND: Final = "load plan"
 FORMAT: Final = 1

@@ -44,8 +44,8 @@ from metaquorum.spark.loader.table.range_result import (
     reason,
 )
 from metaquorum.spark.offset_ranges import OffsetRange
-from wire.primitives.frozen import frozen
-from wire.primitives.types import ZERO_UUID
+from metaquorum.wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 KIND: Final = "load manifest"
 FORMAT: Final = 1

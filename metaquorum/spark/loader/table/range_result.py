@@ -22,7 +22,7 @@ from metaquorum.spark.loader.table.json_fields import (
 )
 from metaquorum.spark.loader.table.layout import staged_index
 from metaquorum.spark.offset_ranges import OffsetRange
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 KIND: Final = "range result"
 FORMAT: Final = 1

@@ -32,7 +32,7 @@ from metaquorum.spark.loader.table.layout import (
     version_of,
 )
 from metaquorum.spark.loader.table.manifest import Manifest
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 _OURS = frozenset((META_FOLDER, LOADING_FOLDER, REJECTED_FOLDER))
 

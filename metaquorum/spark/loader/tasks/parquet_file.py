@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from metaquorum.spark.loader.storage.interface import OutputFile
 from metaquorum.spark.loader.table.range_result import StagedFile
-from wire.primitives.types import Buffer
-from wire.records.crc import crc32c
+from metaquorum.wire.primitives.types import Buffer
+from metaquorum.wire.records.crc import crc32c
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from metaquorum.spark.loader.table.layout import result_path
 from metaquorum.spark.loader.table.range_result import RangeResult
 from metaquorum.spark.loader.tasks.range_files import write_range
 from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from metaquorum.spark.loader.table.load_plan import TableSettings
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting, FetchOptions
 from metaquorum.spark.value_schemas import RegistryAuth
-from wire.primitives.frozen import frozen
+from metaquorum.wire.primitives.frozen import frozen
 
 
 @frozen

@@ -32,7 +32,7 @@ from metaquorum.spark.loader.tasks.task_spec import (
     context_from_json,
     task_from_json,
 )
-from wire.primitives.errors import KafkaError, WireError
+from metaquorum.wire.primitives.errors import KafkaError, WireError
 
 PROGRESS_EVERY_S: Final = 0.25
 # Errors that a range may cause; any other is a defect and ends the process with a traceback.

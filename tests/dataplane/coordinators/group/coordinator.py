@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Any
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.coordinators.group.group_shard import (
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.coordinators.group.group_shard import (
     CommitRequest,
     GroupConfigs,
     GroupShard,
     OffsetToCommit,
 )
-from dataplane.coordinators.group.requests import (
+from metaquorum.dataplane.coordinators.group.requests import (
     JoinAnswer,
     JoinRequest,
     LeavingMember,
@@ -20,10 +20,10 @@ from dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.scheduling.time_slices import at_once
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 GROUP = "g"
 TOPIC_ID = bytes(15) + b"\1"

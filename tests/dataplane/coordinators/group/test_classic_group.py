@@ -5,19 +5,19 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group import classic_group, members
-from dataplane.coordinators.group.group_shard import GroupConfigs
-from dataplane.coordinators.group.rebalance_history import KEPT
-from dataplane.coordinators.group.rebalancing import (
+from metaquorum.dataplane.coordinators.group import classic_group, members
+from metaquorum.dataplane.coordinators.group.group_shard import GroupConfigs
+from metaquorum.dataplane.coordinators.group.rebalance_history import KEPT
+from metaquorum.dataplane.coordinators.group.rebalancing import (
     ANSWERED_AT_ONCE,
     LEAST_DELAY_S,
     Awaited,
     GroupLimits,
 )
-from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
-from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
+from metaquorum.dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, at_once
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
-from wire.primitives.errors import ErrorCode
 
 
 def test_the_first_members_share_the_first_generation() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
-from dataplane.coordinators.group.committed_offsets import (
+from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
     MAX_PENDING_OFFSETS,
     OFFSET_BYTES,
     PIECE_OFFSETS,
@@ -19,17 +19,17 @@ from dataplane.coordinators.group.committed_offsets import (
     ExpiredOffsets,
     group_bytes,
 )
-from dataplane.coordinators.group.offset_retention import OffsetRetention
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.offset_retention import OffsetRetention
+from metaquorum.dataplane.coordinators.group.record_formats import (
     MalformedRecordError,
     OffsetKey,
     OffsetValue,
     decode_key,
     encode_offset_value,
 )
-from dataplane.scheduling.time_slices import FORGOTTEN_ROWS
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS
+from metaquorum.wire.primitives.types import ZERO_UUID
 from tests.examples import examples
-from wire.primitives.types import ZERO_UUID
 
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
 KEY = OffsetKey("g", "t", 0)

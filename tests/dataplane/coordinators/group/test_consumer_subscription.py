@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.coordinators.group import consumer_subscription
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from metaquorum.dataplane.coordinators.group import consumer_subscription
+from metaquorum.dataplane.coordinators.group.consumer_subscription import subscribed_topics
 
 NAMES = st.sampled_from(["", "t", "topic", "é"])
 

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators import background_writes
-from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
-from dataplane.coordinators.group.group_coordinator import (
+from metaquorum.dataplane.coordinators import background_writes
+from metaquorum.dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
+from metaquorum.dataplane.coordinators.group.group_coordinator import (
     CoordinatorConfigs,
     GroupCoordinator,
 )
-from dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
-from dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Protocol
+from metaquorum.dataplane.coordinators.group.group_shard import CommitRequest, OffsetToCommit
+from metaquorum.dataplane.coordinators.group.requests import JoinAnswer, JoinRequest, Protocol
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from simulations.kernel.process import MachineStopped
+from metaquorum.simulations.kernel.process import MachineStopped
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import FaultyDisk, Served, in_trio, serving
 from tests.nodes import PATIENCE_S
-from wire.primitives.errors import ErrorCode, KafkaError
 
 GROUP = "group"
 ONE_REPLICA = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.coordinators.group import rebalancing
-from dataplane.coordinators.group.group_shard import GroupConfigs, group_bytes
-from dataplane.coordinators.group.rebalancing import GroupLimits
-from dataplane.coordinators.group.record_formats import GroupMetadataValue, decode_group_value
-from dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
-from dataplane.coordinators.group.sessions import pending_bytes
+from metaquorum.dataplane.coordinators.group import rebalancing
+from metaquorum.dataplane.coordinators.group.group_shard import GroupConfigs, group_bytes
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupLimits
+from metaquorum.dataplane.coordinators.group.record_formats import (
+    GroupMetadataValue,
+    decode_group_value,
+)
+from metaquorum.dataplane.coordinators.group.requests import JoinAnswer, LeavingMember, SyncAnswer
+from metaquorum.dataplane.coordinators.group.sessions import pending_bytes
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.coordinators.group.coordinator import Answers, Coordinator
 from tests.examples import examples
-from wire.primitives.errors import ErrorCode
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0

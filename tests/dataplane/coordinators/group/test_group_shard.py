@@ -6,24 +6,31 @@ from math import inf
 
 import pytest
 
-from dataplane.coordinators.group import classic_group
-from dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS, CommittedOffsets
-from dataplane.coordinators.group.consumer_subscription import subscribed_topics
-from dataplane.coordinators.group.group_shard import WRITE_RETRY_S, GroupConfigs, GroupShard
-from dataplane.coordinators.group.rebalancing import GroupLimits
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group import classic_group
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
+    PIECE_OFFSETS,
+    CommittedOffsets,
+)
+from metaquorum.dataplane.coordinators.group.consumer_subscription import subscribed_topics
+from metaquorum.dataplane.coordinators.group.group_shard import (
+    WRITE_RETRY_S,
+    GroupConfigs,
+    GroupShard,
+)
+from metaquorum.dataplane.coordinators.group.rebalancing import GroupLimits
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
     MemberMetadata,
     encode_group_value,
     encode_key,
 )
-from dataplane.coordinators.group.requests import LeavingMember, SyncRequest
-from dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.coordinators.group.requests import LeavingMember, SyncRequest
+from metaquorum.dataplane.coordinators.group.timeouts import CALLED_AT_ONCE
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
-from wire.primitives.errors import ErrorCode
 
 MINUTE_MS = 60_000
 DAY_S = 86_400

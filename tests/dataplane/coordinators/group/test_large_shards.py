@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.coordinators.group.group_coordinator import GroupCoordinator
-from dataplane.coordinators.group.group_shard import (
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
+from metaquorum.dataplane.coordinators.group.group_shard import (
     CommitRequest,
     GroupConfigs,
     GroupShard,
     OffsetToCommit,
 )
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
     MemberMetadata,
@@ -30,17 +30,17 @@ from dataplane.coordinators.group.record_formats import (
     encode_key,
     encode_offset_value,
 )
-from dataplane.coordinators.runtime import CoordinatorRuntime
-from dataplane.worker.context import Worker
+from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
+from metaquorum.dataplane.worker.context import Worker
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.counted_work import Steps
 from tests.dataplane.serving import RawClient, append_unvalidated, in_trio, serving
 from tests.hostile.slices import MAX_SLICE_OBJECTS, CountedClock
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
 
 TOPIC = "t"
 # A line takes some 50 ns: 5 ms.

@@ -2,7 +2,10 @@
 
 import pytest
 
-from dataplane.coordinators.group.offset_retention import OffsetRetention, offset_retention
+from metaquorum.dataplane.coordinators.group.offset_retention import (
+    OffsetRetention,
+    offset_retention,
+)
 
 HOUR_MS = 3_600_000
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
     KeyDecoder,
@@ -29,8 +29,8 @@ from dataplane.coordinators.group.record_formats import (
     offset_timestamps,
     offset_topic_id,
 )
-from dataplane.scheduling.time_slices import at_once
-from wire.primitives.types import ZERO_UUID
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.wire.primitives.types import ZERO_UUID
 
 GOLDEN = Path(__file__).resolve().parent / "golden_records.json"
 TOPIC_ID = bytes(range(16))

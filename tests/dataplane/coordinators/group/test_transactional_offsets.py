@@ -6,25 +6,28 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dataplane.coordinators.client_budget import ClientBudget
-from dataplane.coordinators.group.committed_offsets import (
+from metaquorum.dataplane.coordinators.client_budget import ClientBudget
+from metaquorum.dataplane.coordinators.group.committed_offsets import (
     OFFSET_BYTES,
     CommittedOffsets,
     ExpiredOffsets,
     group_bytes,
 )
-from dataplane.coordinators.group.offset_retention import OffsetRetention
-from dataplane.coordinators.group.record_formats import (
+from metaquorum.dataplane.coordinators.group.offset_retention import OffsetRetention
+from metaquorum.dataplane.coordinators.group.record_formats import (
     MalformedRecordError,
     OffsetKey,
     OffsetValue,
     decode_key,
     encode_offset_value,
 )
-from dataplane.coordinators.group.transactional_offsets import ENDED_AT_ONCE, waiting_bytes
-from dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.coordinators.group.transactional_offsets import (
+    ENDED_AT_ONCE,
+    waiting_bytes,
+)
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.wire.primitives.types import ZERO_UUID
 from tests.examples import examples
-from wire.primitives.types import ZERO_UUID
 
 KEY = OffsetKey("g", "t", 0)
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16

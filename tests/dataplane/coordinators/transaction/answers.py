@@ -1,13 +1,13 @@
 """Answers of a coordinator of transactions."""
 
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnResult,
     AddPartitionsToTxnTopicResult,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 
 def added(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from dataplane.coordinators.transaction.configs import TransactionConfigs
 from metaquorum.config.definition import BOOLEAN, INT, Scope
 from metaquorum.config.registry import WORKER_KEYS, parse_all
 from metaquorum.config.resolution import WorkerLayers
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.dataplane.coordinators.transaction.configs import TransactionConfigs
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # The defaults are those of Apache Kafka 4.3.1.
 DEFAULTS = {

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
+from metaquorum.dataplane.coordinators.transaction.id_patterns import IdPattern, PatternError
 from tests.counted_work import Lines
 
 

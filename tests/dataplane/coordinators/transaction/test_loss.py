@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane.coordinators.transaction.transaction import MAX_EPOCH, State
-from dataplane.coordinators.transaction.transaction_shard import Expected, Outcome
+from metaquorum.dataplane.coordinators.transaction.transaction import MAX_EPOCH, State
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import Expected, Outcome
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.batches import parse_header
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.coordinators.transaction.test_transaction_shard import (
     ID,
     PLACE,
@@ -14,9 +17,6 @@ from tests.dataplane.coordinators.transaction.test_transaction_shard import (
     producer_of,
 )
 from tests.dataplane.replication.together import Together, together
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.batches import parse_header
-from wire.records.records import Record, encode_batch
 
 VERSIONS = (0, 2)
 UNKNOWN = Outcome(ErrorCode.INVALID_PRODUCER_ID_MAPPING)

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.coordinators.transaction.marker_sender import (
+from metaquorum.dataplane.coordinators.transaction.marker_sender import (
     MAX_AT_ONCE,
     MAX_LOCAL,
     MAX_PLACES,
@@ -18,19 +18,19 @@ from dataplane.coordinators.transaction.marker_sender import (
     RETRY_S,
     MarkerSender,
 )
-from dataplane.coordinators.transaction.transaction import Place, State, Transaction
-from dataplane.log.segments.producers import TransactionMarker
-from dataplane.scheduling.time_slices import TimeSlicer
+from metaquorum.dataplane.coordinators.transaction.transaction import Place, State, Transaction
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime.system import real_runtime
-from tests.dataplane.serving import in_trio
-from wire.messages.write_txn_markers import (
+from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from tests.dataplane.serving import in_trio
 
 HERE, LOST, NEXT = 1, 2, 3
 NONE = ErrorCode.NONE

@@ -5,10 +5,10 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
-from dataplane.log.segments.aborted import OpenTransactions
-from dataplane.log.segments.verification import Verifications
-from dataplane.scheduling.time_slices import DISCARD_CPU_S, PIECE_ROWS, TimeSlicer
+from metaquorum.dataplane.coordinators.transaction.open_places import OpenPlaces, PlacesOf
+from metaquorum.dataplane.log.segments.aborted import OpenTransactions
+from metaquorum.dataplane.log.segments.verification import Verifications
+from metaquorum.dataplane.scheduling.time_slices import DISCARD_CPU_S, PIECE_ROWS, TimeSlicer
 
 PARTITIONS = 10_000
 LOOKS_PER_SLICE = 10

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.coordinators.transaction.record_formats import (
+from metaquorum.dataplane.coordinators.transaction.record_formats import (
     MalformedRecordError,
     PartitionsSchema,
     TransactionLogValue,
@@ -16,9 +16,9 @@ from dataplane.coordinators.transaction.record_formats import (
     encode_key,
     encode_value,
 )
-from dataplane.coordinators.transaction.transaction import State, Transaction
-from wire.primitives.errors import WireError
-from wire.schema import codec
+from metaquorum.dataplane.coordinators.transaction.transaction import State, Transaction
+from metaquorum.wire.primitives.errors import WireError
+from metaquorum.wire.schema import codec
 
 EMPTY = Transaction(
     producer_id=1000,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import trio
 
-from dataplane.coordinators.transaction.transaction import State
-from dataplane.coordinators.transaction.transaction_shard import Expected
+from metaquorum.dataplane.coordinators.transaction.transaction import State
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import Expected
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from tests.dataplane.replication.together import Together, together
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from dataplane.coordinators.client_budget import COORDINATOR, ClientBudget
-from dataplane.coordinators.shard import CoordinatorRecord, Write
-from dataplane.coordinators.transaction.record_formats import encode_key, encode_value
-from dataplane.coordinators.transaction.transaction import Place, State, Transaction
-from dataplane.coordinators.transaction.transaction_shard import (
+from metaquorum.dataplane.coordinators.client_budget import COORDINATOR, ClientBudget
+from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
+from metaquorum.dataplane.coordinators.transaction.record_formats import encode_key, encode_value
+from metaquorum.dataplane.coordinators.transaction.transaction import Place, State, Transaction
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import (
     MAX_PARTITIONS,
     MAX_TOPICS,
     Expected,
     Outcome,
     TransactionShard,
 )
-from dataplane.scheduling.time_slices import at_once
-from wire.primitives.errors import ErrorCode
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.wire.primitives.errors import ErrorCode
 
 ID = "x"
 PLACE = ("t", 0)

@@ -1,16 +1,16 @@
 """Partitions that the coordinator's metadata does not have are not added to transactions."""
 
-from tests.dataplane.handlers.groups.clients import groups
-from tests.dataplane.handlers.transactions.test_offsets import Producer
-from tests.dataplane.serving import Simulated
-from wire.messages.add_partitions_to_txn import (
+from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.groups.clients import groups
+from tests.dataplane.handlers.transactions.test_offsets import Producer
+from tests.dataplane.serving import Simulated
 
 
 def test_a_worker_cannot_add_partitions_that_the_coordinator_does_not_know_yet() -> None:

@@ -5,32 +5,30 @@ from typing import Any
 
 import trio
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from metaquorum.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+)
+from metaquorum.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.serving import (
     RawClient,
     Simulated,
     simulated,
 )
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-)
-from wire.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-)
-from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import APIS, ApiKey
 
 CONFIGS = {
     "offsets_topic_num_partitions": 3,

@@ -4,12 +4,12 @@ from typing import Any
 
 import trio
 
+from metaquorum.wire.messages.describe_group_activity import DescribeGroupActivityRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient, groups
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated
-from wire.messages.describe_group_activity import DescribeGroupActivityRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 async def active(client: GroupClient, group_id: str = "g") -> Any:

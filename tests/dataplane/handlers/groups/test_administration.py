@@ -3,22 +3,20 @@
 import pytest
 import trio
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
-from dataplane.handlers.groups.admin import handle_list_groups
-from dataplane.network.client import Client
-from dataplane.scheduling.time_slices import at_once
-from dataplane.worker.context import Request
+from metaquorum.dataplane.handlers.groups.admin import handle_list_groups
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.leave_group import MemberIdentity
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, joining, versions
 from tests.dataplane.serving import (
     Simulated,
 )
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.leave_group import MemberIdentity
-from wire.messages.list_groups import ListGroupsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))

@@ -5,20 +5,18 @@ from typing import Any
 import pytest
 import trio
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
 from metaquorum.controller import features
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.leave_group import MemberIdentity
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, versions
 from tests.dataplane.serving import (
     Simulated,
 )
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.leave_group import MemberIdentity
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 
 def test_coordinators_are_found_in_every_version() -> None:

@@ -6,9 +6,17 @@ from typing import Any
 import pytest
 import trio
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
-from dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES
+from metaquorum.dataplane.coordinators.client_budget import MAX_NEW_ID_BYTES
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+)
+from metaquorum.wire.messages.sync_group import SyncGroupRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, joining, versions
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
 from tests.dataplane.serving import (
@@ -17,16 +25,6 @@ from tests.dataplane.serving import (
     batch_of,
     produce_message,
 )
-from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-)
-from wire.messages.sync_group import SyncGroupRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.records.records import Record, encode_batch
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))

@@ -4,32 +4,30 @@ from typing import Any
 
 import pytest
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
-from dataplane.coordinators.group import committed_offsets
-from dataplane.handlers.groups.offsets import handle_offset_fetch
-from dataplane.network.client import Client
-from dataplane.scheduling.time_slices import at_once
-from dataplane.worker.context import Request
-from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, versions
-from tests.dataplane.serving import (
-    Simulated,
-)
-from wire.messages.leave_group import MemberIdentity
-from wire.messages.offset_delete import (
+from metaquorum.dataplane.coordinators.group import committed_offsets
+from metaquorum.dataplane.handlers.groups.offsets import handle_offset_fetch
+from metaquorum.dataplane.network.client import Client
+from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.wire.messages.leave_group import MemberIdentity
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.primitives.errors import ErrorCode
-from wire.primitives.types import ZERO_UUID
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.types import ZERO_UUID
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, versions
+from tests.dataplane.serving import (
+    Simulated,
+)
 
 
 def test_no_offsets_are_returned_of_a_group_that_is_being_deleted(

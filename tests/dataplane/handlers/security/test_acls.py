@@ -1,11 +1,11 @@
 """The APIs of ACLs: all are refused, because there is no authorizer."""
 
+from metaquorum.wire.messages.create_acls import CreateAclsRequest
+from metaquorum.wire.messages.delete_acls import DeleteAclsRequest
+from metaquorum.wire.messages.describe_acls import DescribeAclsRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
-from wire.messages.create_acls import CreateAclsRequest
-from wire.messages.delete_acls import DeleteAclsRequest
-from wire.messages.describe_acls import DescribeAclsRequest
-from wire.protocol.apis import ApiKey
 
 
 def test_acls_are_refused_as_by_a_real_kafka_without_an_authorizer() -> None:

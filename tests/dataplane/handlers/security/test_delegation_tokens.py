@@ -1,18 +1,18 @@
 """The APIs of delegation tokens, which do not exist here: the answers of Apache Kafka 4.3.1."""
 
 from metaquorum.security.sasl import PLAIN
-from tests.dataplane.network.test_sasl_authenticator import log_in, secured
-from tests.dataplane.serving import Simulated, simulated
-from tests.wire.messages.golden import exchanges
-from wire.messages.create_delegation_token import (
+from metaquorum.wire.messages.create_delegation_token import (
     CreatableRenewers,
     CreateDelegationTokenRequest,
 )
-from wire.messages.describe_delegation_token import DescribeDelegationTokenRequest
-from wire.messages.expire_delegation_token import ExpireDelegationTokenRequest
-from wire.messages.renew_delegation_token import RenewDelegationTokenRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.describe_delegation_token import DescribeDelegationTokenRequest
+from metaquorum.wire.messages.expire_delegation_token import ExpireDelegationTokenRequest
+from metaquorum.wire.messages.renew_delegation_token import RenewDelegationTokenRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.network.test_sasl_authenticator import log_in, secured
+from tests.dataplane.serving import Simulated, simulated
+from tests.wire.messages.golden import exchanges
 
 REQUESTS = (
     (ApiKey.CREATE_DELEGATION_TOKEN, CreateDelegationTokenRequest),

@@ -1,10 +1,10 @@
 """SaslHandshake and SaslAuthenticate without SASL; see also `test_sasl_authenticator`."""
 
+from metaquorum.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from metaquorum.wire.messages.sasl_handshake import SaslHandshakeRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from wire.messages.sasl_handshake import SaslHandshakeRequest
-from wire.protocol.apis import ApiKey
 
 
 def test_a_listener_without_sasl_says_so_as_a_real_kafka_does() -> None:

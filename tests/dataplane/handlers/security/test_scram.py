@@ -1,10 +1,12 @@
 """SCRAM credentials, by the wire; rules: `tests/metaquorum/controller/test_scram_changes.py`."""
 
+from metaquorum.wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
+from metaquorum.wire.messages.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+)
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges, in_any_order
-from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
-from wire.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest
-from wire.protocol.apis import ApiKey
 
 
 def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -> None:

@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.transaction.transaction import State
-from dataplane.coordinators.transaction.transaction_coordinator import MAX_ROWS
-from dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
+from metaquorum.dataplane.coordinators.transaction.transaction import State
+from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import MAX_ROWS
+from metaquorum.dataplane.coordinators.transaction.transaction_shard import MAX_PARTITIONS, Expected
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from metaquorum.wire.messages.describe_transactions import DescribeTransactionsRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.list_transactions import ListTransactionsRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.groups.clients import GroupClient, versions
 from tests.dataplane.handlers.transactions.test_offsets import Producer, transactions
 from tests.dataplane.replication.together import Together, together
@@ -24,17 +35,6 @@ from tests.dataplane.serving import (
     produce_message,
     records_of,
 )
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-    AddPartitionsToTxnTransaction,
-)
-from wire.messages.describe_transactions import DescribeTransactionsRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.list_transactions import ListTransactionsRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 NONE = ErrorCode.NONE
 LONGEST = "x" * 32_767  # a request and a key of `__transaction_state` have room for it

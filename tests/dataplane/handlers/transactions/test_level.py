@@ -2,26 +2,27 @@
 
 import pytest
 
-import dataplane.worker_server  # noqa: F401 - binds SUPPORTED_FEATURES before a test replaces it
-import metaquorum.controller_server  # noqa: F401
 from metaquorum.controller import features
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
-from tests.dataplane.handlers.groups.clients import GroupClient, groups, versions
-from tests.dataplane.serving import Simulated
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from wire.messages.describe_transactions import DescribeTransactionsRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.list_transactions import ListTransactionsRequest
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from metaquorum.wire.messages.describe_transactions import DescribeTransactionsRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.list_transactions import ListTransactionsRequest
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.groups.clients import GroupClient, groups, versions
+from tests.dataplane.serving import Simulated
 
 TOO_LOW = ErrorCode.UNSUPPORTED_VERSION
 COMMAND = "mq-admin cluster upgrade metadata.version=3"

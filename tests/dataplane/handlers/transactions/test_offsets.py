@@ -7,33 +7,33 @@ import pytest
 import trio
 
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
-from tests.dataplane.handlers.groups.clients import GroupClient, groups
-from tests.dataplane.serving import Simulated
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.delete_groups import DeleteGroupsRequest
-from wire.messages.describe_group_activity import DescribeGroupActivityRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_delete import (
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
+from metaquorum.wire.messages.describe_group_activity import DescribeGroupActivityRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from wire.messages.offset_fetch import (
+from metaquorum.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.groups.clients import GroupClient, groups
+from tests.dataplane.serving import Simulated
 
 NONE = ErrorCode.NONE
 RETRIABLE = (

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from dataplane.log.compaction.cleaning import Cleaning, CleaningOrder, CleaningResult
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.compaction.cleaning import Cleaning, CleaningOrder, CleaningResult
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.config import LogConfig
 from metaquorum.runtime.interfaces import Clock, Disk
 from metaquorum.runtime.system import RealClock
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import Record, batches, decode_records, encode_batch
 from tests.dataplane.log.logs import UnsyncedDisk, headers_of
-from wire.records.compression import Codec
-from wire.records.records import Record, batches, decode_records, encode_batch
 
 SEGMENTS = LogConfig(segment_bytes=700, index_interval_bytes=100)
 RETENTION_MS = 1000

@@ -11,13 +11,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.compaction.cleaning import (
+from metaquorum.dataplane.log.compaction.cleaning import (
     Cleaning,
     CleaningAborted,
     CleaningOrder,
     UncleanableError,
 )
-from dataplane.log.compaction.compaction import (
+from metaquorum.dataplane.log.compaction.compaction import (
     MAX_GROUP_SEGMENTS,
     CompactionLimits,
     SegmentAges,
@@ -25,10 +25,18 @@ from dataplane.log.compaction.compaction import (
     cleanable,
     groups,
 )
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.names import DELETED
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.names import DELETED
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.runtime.system import RealClock
+from metaquorum.wire.records.compression import Codec
+from metaquorum.wire.records.records import (
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
 from tests.dataplane.log.compaction.compacted import (
     REAL_CLOCK,
     RETENTION_MS,
@@ -44,14 +52,6 @@ from tests.dataplane.log.compaction.compacted import (
 from tests.dataplane.log.logs import UnsyncedDisk, close_clean, cut, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
 from tests.examples import examples
-from wire.records.compression import Codec
-from wire.records.records import (
-    ControlType,
-    EndTransactionMarker,
-    Record,
-    encode_batch,
-    encode_marker,
-)
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"c", b"key-d"]
@@ -311,8 +311,8 @@ async def test_damage_in_the_search_for_markers_makes_a_log_uncleanable(
 
 
 def _lying() -> str:
-    from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
-    from wire.records.records import encode_batch
+    from metaquorum.wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+    from metaquorum.wire.records.records import encode_batch
 
     batch = encode_batch([Record(0, 0, b"k", b"v")], codec=Codec.GZIP)
     return pack_batch(parse_header(batch), bytes(batch[HEADER_BYTES:-4])).hex()

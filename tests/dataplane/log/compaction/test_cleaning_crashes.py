@@ -6,9 +6,10 @@ from random import Random
 import pytest
 import trio
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.recovery import load_log
-from dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.recovery import load_log
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.wire.records.records import Record
 from tests.dataplane.log.compaction.compacted import (
     SEGMENTS,
     append_records,
@@ -19,7 +20,6 @@ from tests.dataplane.log.compaction.compacted import (
 )
 from tests.dataplane.log.logs import headers_of
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
-from wire.records.records import Record
 
 pytestmark = pytest.mark.slow  # loses power at every write
 

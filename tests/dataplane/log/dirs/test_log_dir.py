@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.dirs.log_dir import MANY_LOGS, LogDir, NewPartition
-from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery import checkpoints
-from dataplane.log.recovery.recovery import load_log
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import DirectoryFailedError, DiskFullError, OpenFiles
-from dataplane.log.segments.names import (
+from metaquorum.dataplane.log.dirs.log_dir import MANY_LOGS, LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery import checkpoints
+from metaquorum.dataplane.log.recovery.recovery import load_log
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import DirectoryFailedError, DiskFullError, OpenFiles
+from metaquorum.dataplane.log.segments.names import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
@@ -26,9 +26,9 @@ from dataplane.log.segments.names import (
 )
 from metaquorum.runtime.interfaces import File, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
+from metaquorum.simulations.kernel.machine import Machine
+from metaquorum.simulations.kernel.world import World
 from metaquorum.storage.data_dir import open_storage
-from simulations.kernel.machine import Machine
-from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 from tests.dataplane.serving import FaultyDisk
 

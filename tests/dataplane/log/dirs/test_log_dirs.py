@@ -13,15 +13,19 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.log.dirs.dir_registry import DIR_REGISTRY, read_dir_registry
-from dataplane.log.dirs.log_dir import LogDir, NewPartition
-from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.log.segments.files import DirectoryFailedError, UnreadableError, storage_error
-from dataplane.log.segments.names import PARTITION_METADATA
+from metaquorum.dataplane.log.dirs.dir_registry import DIR_REGISTRY, read_dir_registry
+from metaquorum.dataplane.log.dirs.log_dir import LogDir, NewPartition
+from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.segments.files import (
+    DirectoryFailedError,
+    UnreadableError,
+    storage_error,
+)
+from metaquorum.dataplane.log.segments.names import PARTITION_METADATA
 from metaquorum.runtime.interfaces import Runtime, StorageError
 from metaquorum.runtime.system import RealDisk
+from metaquorum.simulations.kernel.world import World
 from metaquorum.storage.data_dir import META_PROPERTIES, StorageIdentityError, open_storage
-from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
 

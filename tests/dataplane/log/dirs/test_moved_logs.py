@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.dirs.moved_logs import (
+from metaquorum.dataplane.log.dirs.moved_logs import (
     LogId,
     UnfinishedMove,
     future_folder,
     read_log_id,
     settle_moves,
 )
-from dataplane.log.recovery.checkpoints import encode_partition_metadata
+from metaquorum.dataplane.log.recovery.checkpoints import encode_partition_metadata
 from metaquorum.runtime import Disk
 from metaquorum.runtime.system import RealDisk
 

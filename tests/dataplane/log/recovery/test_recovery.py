@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.recovery import load_log
-from dataplane.log.segments.config import NEVER, LogConfig
-from dataplane.log.segments.names import LOG, SNAPSHOT, file_name
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.recovery.recovery import load_log
+from metaquorum.dataplane.log.segments.config import NEVER, LogConfig
+from metaquorum.dataplane.log.segments.names import LOG, SNAPSHOT, file_name
 from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import (
     EPOCH,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments.epochs import LeaderEpochs, decode_leader_epochs
+from metaquorum.dataplane.log.segments.epochs import LeaderEpochs, decode_leader_epochs
 
 UNDEFINED = (-1, -1)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import (
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import (
     DirectoryFailedError,
     DiskFullError,
     OpenFiles,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments.files import OpenFiles
-from dataplane.log.segments.index import MAX_BUFFERED_ENTRIES, OffsetIndex, TimeIndex
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.log.segments.index import MAX_BUFFERED_ENTRIES, OffsetIndex, TimeIndex
 from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.log.logs import log_file
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dataplane.log.segments.markers import MARKER_BYTES, encoded
-from dataplane.log.segments.producers import TransactionMarker
-from wire.records.batches import parse_header
-from wire.records.records import ControlType, EndTransactionMarker, encode_marker
+from metaquorum.dataplane.log.segments.markers import MARKER_BYTES, encoded
+from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.wire.records.batches import parse_header
+from metaquorum.wire.records.records import ControlType, EndTransactionMarker, encode_marker
 
 
 @pytest.mark.parametrize("is_commit", [True, False])

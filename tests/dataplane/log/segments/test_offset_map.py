@@ -3,7 +3,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments.offset_map import ENTRY_BYTES, OffsetMap
+from metaquorum.dataplane.log.segments.offset_map import ENTRY_BYTES, OffsetMap
 
 
 @given(st.lists(st.binary(max_size=2), max_size=60), st.integers(1, 40))

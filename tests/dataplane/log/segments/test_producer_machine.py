@@ -13,10 +13,10 @@ import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.config import LogConfig
-from dataplane.log.segments.files import OpenFiles
-from dataplane.log.segments.producers import REMEMBERED_BATCHES
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.log.segments.config import LogConfig
+from metaquorum.dataplane.log.segments.files import OpenFiles
+from metaquorum.dataplane.log.segments.producers import REMEMBERED_BATCHES
 from tests.dataplane.log.logs import (
     UnsyncedDisk,
     append,

@@ -4,13 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.segments.aborted import CompletedTransaction
-from dataplane.log.segments.markers import marker_at
-from dataplane.log.segments.producers import BatchMetadata, ProducerEntry, ProducerStateTable
-from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.dataplane.log.segments.aborted import CompletedTransaction
+from metaquorum.dataplane.log.segments.markers import marker_at
+from metaquorum.dataplane.log.segments.producers import (
+    BatchMetadata,
+    ProducerEntry,
+    ProducerStateTable,
+)
+from metaquorum.dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.records import (
+    BatchHeader,
+    ControlType,
+    EndTransactionMarker,
+    encode_marker,
+)
 from tests.dataplane.log.logs import headers_of, make_batch
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import BatchHeader, ControlType, EndTransactionMarker, encode_marker
 
 LAST = 2**31 - 1
 

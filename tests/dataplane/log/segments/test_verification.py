@@ -2,10 +2,10 @@
 
 import pytest
 
-from dataplane.log.segments.verification import NOT_REQUIRED, Verification, Verifications
+from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification, Verifications
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.records.records import BatchHeader, parse_header
 from tests.dataplane.serving import batch_of
-from wire.primitives.errors import ErrorCode, KafkaError
-from wire.records.records import BatchHeader, parse_header
 
 PRODUCER = 7
 

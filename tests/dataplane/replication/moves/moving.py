@@ -2,8 +2,8 @@
 
 from metaquorum.controller.reassignment import Reassignment
 from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.dataplane.replication.together import Together
-from wire.primitives.errors import ErrorCode, KafkaError
 
 CONTEXT = RequestContext("User:ANONYMOUS", None, "127.0.0.1")
 

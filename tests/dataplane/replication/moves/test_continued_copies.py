@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.local_log import NO_CUT
-from dataplane.log.partition_log import PartitionLog
-from dataplane.replication.log_dir_mover import common_end, continues_at
+from metaquorum.dataplane.log.local_log import NO_CUT
+from metaquorum.dataplane.log.partition_log import PartitionLog
+from metaquorum.dataplane.replication.log_dir_mover import common_end, continues_at
 from tests.dataplane.log.logs import append, cut, make_batch, open_log
 
 RECORDS = 2  # in each batch

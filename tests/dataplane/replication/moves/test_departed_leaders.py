@@ -3,14 +3,14 @@
 from typing import Any
 
 from metaquorum.metadata.image import PartitionImage
+from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.fetch.test_replica_selector import OPTIONS, begin, fetch
 from tests.dataplane.replication.moves.moving import move, start
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import PRODUCE_VERSION, RawClient, batch_of, produce_message
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 NEWEST = 16  # the first version of Fetch that names the leader

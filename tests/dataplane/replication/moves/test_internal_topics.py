@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 import trio
 
-from dataplane.coordinators.transaction.transaction import State
+from metaquorum.dataplane.coordinators.transaction.transaction import State
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from tests.dataplane.handlers.groups.clients import GroupClient
-from tests.dataplane.replication.moves.moving import is_gone, move
-from tests.dataplane.replication.together import NODES, Together, together
-from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from wire.messages.end_txn import EndTxnRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.init_producer_id import InitProducerIdRequest
-from wire.messages.txn_offset_commit import (
+from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from metaquorum.wire.messages.end_txn import EndTxnRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
+from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.groups.clients import GroupClient
+from tests.dataplane.replication.moves.moving import is_gone, move
+from tests.dataplane.replication.together import NODES, Together, together
 
 E = ErrorCode
 RETRIABLE = {

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.metadata.image import PartitionImage
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.fetch.test_read_committed import COMMITTED, Transactions
 from tests.dataplane.maintenance.test_log_cleaner import COMPACTED, records
 from tests.dataplane.maintenance.test_log_cleaner import fill as fill_keys
@@ -12,7 +13,6 @@ from tests.dataplane.replication.moves.test_removed_replicas import check_no_led
 from tests.dataplane.replication.test_replicas import delete_records, fill
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of, records_of
-from wire.primitives.errors import ErrorCode
 
 IDEMPOTENT = 70
 

@@ -5,10 +5,10 @@ import errno
 import pytest
 
 from metaquorum.metadata.image import PartitionImage
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.replication.moves.moving import folders, is_gone, move, start
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.together import Together, together
-from wire.primitives.errors import ErrorCode
 
 RECORDS = 5
 EVERYTHING = [b"%d" % number for number in range(RECORDS)]

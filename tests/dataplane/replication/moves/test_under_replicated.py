@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataplane.partition.partition import Partition
-from dataplane.prometheus.collector import add_partitions
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.slices import Slices
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.prometheus.collector import add_partitions
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.slices import Slices
 from tests.dataplane.prometheus.test_collector import TRAFFIC, read, value
 from tests.dataplane.replication.moves.moving import move, start
 from tests.dataplane.replication.test_replicas import fill

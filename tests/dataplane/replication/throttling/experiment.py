@@ -12,22 +12,22 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
-from tests.dataplane.replication.together import Together
-from tests.dataplane.serving import PRODUCE_VERSION, batch_of, produce_message
-from wire.messages.alter_partition_reassignments import (
+from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.create_topics import (
+from metaquorum.wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
 )
-from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
+from tests.dataplane.replication.together import Together
+from tests.dataplane.serving import PRODUCE_VERSION, batch_of, produce_message
 
 PARTITIONS = 40
 RATE = 60_000

@@ -2,6 +2,13 @@
 
 import pytest
 
+from metaquorum.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.replication.throttling.test_throttling import (
     BATCH,
@@ -15,13 +22,6 @@ from tests.dataplane.replication.throttling.test_throttling import (
 )
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient
-from wire.messages.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 NEW = 3
 TARGETS = {"a": (1, NEW), "b": (NEW, 2)}

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import trio
 
+from metaquorum.wire.messages.elect_leaders import ElectLeadersRequest
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.throttling.experiment import RATE, SMALL, Experiment
 from tests.dataplane.replication.together import Together, together
-from wire.messages.elect_leaders import ElectLeadersRequest
-from wire.protocol.apis import ApiKey
 
 INBOUND = RATE // 5
 PREFERRED = 0

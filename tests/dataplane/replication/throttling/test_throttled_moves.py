@@ -5,10 +5,17 @@ from functools import partial
 import pytest
 import trio
 
-from dataplane.quotas.replication_quota import CREDIT_S
+from metaquorum.dataplane.quotas.replication_quota import CREDIT_S
 from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
 from metaquorum.moves.estimate import Limits, estimate
 from metaquorum.moves.plan import PartitionMove, Plan
+from metaquorum.wire.messages.start_move_plan import (
+    PlannedPartition,
+    PlannedTopic,
+    StartMovePlanRequest,
+)
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.throttling.experiment import (
     BATCH_BYTES,
     PARTITIONS,
@@ -18,9 +25,6 @@ from tests.dataplane.replication.throttling.experiment import (
     Moves,
 )
 from tests.dataplane.replication.together import NODES, Together, together
-from wire.messages.start_move_plan import PlannedPartition, PlannedTopic, StartMovePlanRequest
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
 
 # Two workers: the second replica of each partition.
 ONE_TO_ONE: Moves = (((1,), (1, 2)),)

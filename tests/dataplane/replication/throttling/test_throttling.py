@@ -2,14 +2,14 @@
 
 import pytest
 
-from dataplane.prometheus.exposition import Page
-from dataplane.prometheus.replication_quotas import add_replication_quotas
-from dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
+from metaquorum.dataplane.prometheus.exposition import Page
+from metaquorum.dataplane.prometheus.replication_quotas import add_replication_quotas
+from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuota
+from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
-from wire.primitives.errors import ErrorCode
 
 RATE = 50_000
 BATCH = batch_of(bytes(10_000))

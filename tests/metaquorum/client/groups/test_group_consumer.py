@@ -35,17 +35,17 @@ from metaquorum.client.groups.values import CommittedOffset, GroupDescription
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, BlockingTransport
 from metaquorum.client.values import NewTopic
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.heartbeat import HeartbeatRequest
+from metaquorum.wire.messages.join_group import JoinGroupRequest
+from metaquorum.wire.messages.leave_group import LeaveGroupRequest
+from metaquorum.wire.messages.offset_commit import OffsetCommitRequest
+from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest
+from metaquorum.wire.messages.sync_group import SyncGroupRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Message
 from tests.dataplane.serving import Simulated, simulated
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.heartbeat import HeartbeatRequest
-from wire.messages.join_group import JoinGroupRequest
-from wire.messages.leave_group import LeaveGroupRequest
-from wire.messages.offset_commit import OffsetCommitRequest
-from wire.messages.offset_fetch import OffsetFetchRequest
-from wire.messages.sync_group import SyncGroupRequest
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Message
 
 STICKY = ("cooperative-sticky",)
 

@@ -22,9 +22,9 @@ from metaquorum.client.groups.group_member import (
     Reaction,
     State,
 )
-from wire.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
-from wire.messages.sync_group import SyncGroupResponse
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
+from metaquorum.wire.messages.sync_group import SyncGroupResponse
+from metaquorum.wire.primitives.errors import ErrorCode
 
 P0, P1 = (TopicPartition("orders", index) for index in range(2))
 

@@ -15,15 +15,15 @@ from metaquorum.client.groups.values import CommittedOffset
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, wait
 from metaquorum.client.values import NewTopic
+from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
+from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
+from metaquorum.wire.messages.list_groups import ListGroupsRequest
+from metaquorum.wire.messages.offset_commit import OffsetCommitRequest
+from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.schema.message import Message
 from tests.group_members import member
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.messages.describe_groups import DescribeGroupsRequest
-from wire.messages.find_coordinator import FindCoordinatorRequest
-from wire.messages.list_groups import ListGroupsRequest
-from wire.messages.offset_commit import OffsetCommitRequest
-from wire.messages.offset_fetch import OffsetFetchRequest
-from wire.primitives.errors import ErrorCode
-from wire.schema.message import Message
 
 
 @pytest.fixture

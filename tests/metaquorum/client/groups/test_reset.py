@@ -24,7 +24,7 @@ from metaquorum.client.groups.values import (
     GroupDescription,
     MemberDescription,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 P0, P1, P2 = (TopicPartition("orders", index) for index in range(3))
 LOG = LogOffsets(10, 50)

@@ -9,13 +9,13 @@ from metaquorum.client.cluster import Cluster
 from metaquorum.client.groups.assignors import AssignedMember
 from metaquorum.client.groups.consumer_protocol import Subscription
 from metaquorum.client.groups.subscribed_topics import ABSENT_TOPIC_AGE_S, SubscribedTopics
-from tests.metaquorum.spark.model_broker import ModelBroker, PartitionLog, blocking
-from wire.messages.metadata import (
+from metaquorum.wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
+from tests.metaquorum.spark.model_broker import ModelBroker, PartitionLog, blocking
 
 MAX_AGE_S = 60.0
 MEMBERS = [AssignedMember("m", None, Subscription(("a", "b"), b""))]

@@ -14,10 +14,10 @@ from metaquorum.client.cluster import Cluster
 from metaquorum.client.socket_transport import BlockingAdmin, wait
 from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
 from metaquorum.client.transactions.transactional_producer import TransactionalProducer
+from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tests.conftest import PEERS
 from tests.metaquorum.client.transactions.together import connected, new_topic, read, values
 from tests.nodes import KafkaNode, Node, Peer, elsewhere, unique, wait_until
-from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 FEATURE = "transaction.version"
 SAFE_DOWNGRADE = 2

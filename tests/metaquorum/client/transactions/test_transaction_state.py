@@ -14,7 +14,7 @@ from metaquorum.client.transactions.transaction_state import (
     TransactionState,
     WrongStateError,
 )
-from wire.primitives.errors import ErrorCode
+from metaquorum.wire.primitives.errors import ErrorCode
 
 PLACE = TopicPartition("t", 0)
 

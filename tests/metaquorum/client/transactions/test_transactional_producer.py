@@ -24,6 +24,9 @@ from metaquorum.client.transactions.errors import (
 )
 from metaquorum.client.transactions.transaction_state import State, WrongStateError
 from metaquorum.client.transactions.transactional_producer import TransactionalProducer
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.schema.message import Message
 from tests.metaquorum.client.transactions.together import (
     LEVELS,
     connected,
@@ -34,9 +37,6 @@ from tests.metaquorum.client.transactions.together import (
     values,
 )
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.primitives.errors import ErrorCode
-from wire.protocol.apis import ApiKey
-from wire.schema.message import Message
 
 
 @pytest.fixture

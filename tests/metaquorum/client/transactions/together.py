@@ -16,8 +16,8 @@ from metaquorum.client.socket_transport import (
 from metaquorum.client.transactions.blocking import BlockingTransactionalProducer
 from metaquorum.client.transactions.transactional_producer import TransactionalProducer
 from metaquorum.client.values import NewTopic
+from metaquorum.wire.primitives.types import Buffer
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.primitives.types import Buffer
 
 LEVELS = (0, 1, 2)
 

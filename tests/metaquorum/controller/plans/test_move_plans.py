@@ -56,8 +56,8 @@ from metaquorum.metadata.records import (
     decode_record,
 )
 from metaquorum.metadata.replay import replay
+from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.metaquorum.controller.test_reassignment import founded
-from wire.primitives.errors import ErrorCode, KafkaError
 
 TOPIC_ID = bytes(15) + b"\2"
 

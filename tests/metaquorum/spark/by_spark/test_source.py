@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from metaquorum.wire.records.records import Codec
 from tests.metaquorum.spark.conftest import SharedSpark
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import Peer
-from wire.records.records import Codec
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 

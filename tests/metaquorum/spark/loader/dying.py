@@ -6,8 +6,8 @@ from enum import Enum
 from typing import TypeVar
 
 from metaquorum.spark.loader.storage.interface import OutputFile, Storage
+from metaquorum.wire.primitives.types import Buffer
 from tests.nodes import PATIENCE_S
-from wire.primitives.types import Buffer
 
 T = TypeVar("T")
 

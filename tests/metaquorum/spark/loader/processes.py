@@ -19,7 +19,7 @@ class LoadProcess:
     def __init__(self, folder: Path, arguments: Sequence[object], **environment: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
-        command = [sys.executable, "-m", "cli.load.main", "load", *map(str, arguments)]
+        command = [sys.executable, "-m", "metaquorum.cli.load.main", "load", *map(str, arguments)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self.process = subprocess.Popen(

@@ -25,9 +25,9 @@ from metaquorum.spark.cluster_access import open_cluster
 from metaquorum.spark.options import ReadOptions
 from metaquorum.spark.planning import make_plan
 from metaquorum.spark.range_reader import RangeReader
-import metaquorum, metaquorum.spark.loader.coordinator, wire.records.records
+import metaquorum, metaquorum.spark.loader.coordinator, metaquorum.wire.records.records
 
-for module in (metaquorum, wire):
+for module in (metaquorum, metaquorum.wire):
     assert "bundle.zip" in module.__file__, module.__file__
 for name in ("trio", "pysyncobj", "msgpack", "click", "rich", "pyspark"):
     try:

@@ -38,6 +38,7 @@ from metaquorum.spark.loader.storage.local_storage import LocalStorage
 from metaquorum.spark.loader.table.committed_table import Table
 from metaquorum.spark.options import Connecting
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
+from metaquorum.wire.primitives.errors import KafkaError
 from tests.cli.admin.test_security import PASSWORD, Guarded
 from tests.conftest import NewNode
 from tests.group_members import member
@@ -50,7 +51,6 @@ from tests.metaquorum.spark.loader.processes import (
 )
 from tests.metaquorum.spark.topics import filled_topic, new_topic, send
 from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, unique, wait_until
-from wire.primitives.errors import KafkaError
 
 BEGAN_MS = 1_700_000_000_000
 PARTITIONS = 2

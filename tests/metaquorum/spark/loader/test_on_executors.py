@@ -19,17 +19,17 @@ import pytest
 
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.spark.loader import committed_files
+from metaquorum.wire.records.records import Codec
 from tests.metaquorum.spark.conftest import OPTIONS
 from tests.metaquorum.spark.topics import filled_topic
 from tests.nodes import PATIENCE_S, ROOT, Peer
-from wire.records.records import Codec
 
 pytestmark = pytest.mark.conformance
 
 RECORDS = 3000
 # Packages that the loader needs on executors, by import name.
 NEEDED = ("pyarrow", "lz4", "zstandard", "crc32c", "cramjam")
-OURS = ("metaquorum", "wire")
+OURS = ("metaquorum",)
 
 
 def site_packages(environment: Path) -> Path:
