@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from metaquorum.channel.endpoint import Endpoint
-from metaquorum.channel.identity import ChannelIdentity, SecretError
 from metaquorum.dataplane.node_config import Address, NodeConfig
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.replicated_log import RaftFatalError
-from metaquorum.rpc.follower import MetadataFollower
-from metaquorum.rpc.links import QuorumLinks
+from metaquorum.quorum.channel.endpoint import Endpoint
+from metaquorum.quorum.channel.identity import ChannelIdentity, SecretError
+from metaquorum.quorum.rpc.follower import MetadataFollower
+from metaquorum.quorum.rpc.links import QuorumLinks
+from metaquorum.quorum.storage.bootstrap_records import read_first_records
+from metaquorum.quorum.storage.data_dir import DirWatch, Storage, open_storage
 from metaquorum.runtime import Listener, Runtime, StorageError, sleep
 from metaquorum.security.tls_context import TlsFilesError, keep_reloading
-from metaquorum.storage.bootstrap_records import read_first_records
-from metaquorum.storage.data_dir import DirWatch, Storage, open_storage
 from metaquorum.wire.primitives.errors import KafkaError
 from metaquorum.wire.primitives.types import random_uuid
 
 if TYPE_CHECKING:  # a role is imported by the nodes that have it
-    from metaquorum.controller_server import ControllerRole
     from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
     from metaquorum.dataplane.prometheus.endpoint import MetricsEndpoint
     from metaquorum.dataplane.worker.context import Worker
     from metaquorum.dataplane.worker_server import WorkerRole
+    from metaquorum.quorum.controller_server import ControllerRole
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ class Node:
         config = self.config
         if not config.is_controller:
             return None
-        from metaquorum.controller_server import ControllerRole
+        from metaquorum.quorum.controller_server import ControllerRole
 
         own = self.controller_role = ControllerRole(
             self._runtime,

@@ -19,11 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from metaquorum.channel import Endpoint as ChannelEndpoint
 from metaquorum.config.addresses import counts_by_address
 from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
-from metaquorum.controller.features import SUPPORTED_FEATURES
-from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.dataplane.config.worker import WorkerConfigs
 from metaquorum.dataplane.handlers.dispatcher import Dispatcher
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
@@ -46,9 +43,12 @@ from metaquorum.dataplane.worker.context import Worker
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.links import QuorumLinks
-from metaquorum.rpc.session import WorkerSession
+from metaquorum.quorum.channel import Endpoint as ChannelEndpoint
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES
+from metaquorum.quorum.controller.worker_registration import WorkerRegistration
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.links import QuorumLinks
+from metaquorum.quorum.rpc.session import WorkerSession
 from metaquorum.runtime import Listener, Runtime
 from metaquorum.security.decoy_key import derived_decoy_key, kept_decoy_key
 from metaquorum.security.tls_context import ReloadedContext, keep_reloading

@@ -1,8 +1,7 @@
-"""The metadata quorum: replicated metadata log, controller, metadata image, and client library.
+"""A Kafka-compatible event log: wire protocol, metadata quorum, client, worker, commands, simulator.
 
-Imports `wire`; may be imported by `dataplane`, `cli` and `simulations`. I/O only through the
-interfaces of `metaquorum.runtime`. Packages, each of which may import those before it: `runtime`,
-`config`, `security`, `metadata`, `storage`, `controller` and `raft`, `channel`, `rpc` and `client`.
-The two packages of a pair do not import each other. Start with `controller_server`, which assembles
-the controller of a node, or with `metadata.image` for the data.
+Has no code of its own; its packages do not import it, and each may import those before it:
+`wire`, `runtime`, `config`, `security`, `metadata`, `client` and `quorum`, `spark`, `dataplane`,
+`cli` and `simulations`. I/O only through the interfaces of `metaquorum.runtime`. Start with
+docs/ARCHITECTURE.md, or with `metadata.image` for what a cluster knows.
 """

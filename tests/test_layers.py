@@ -251,6 +251,7 @@ def test_every_top_package_and_every_large_one_in_it_has_a_contract() -> None:
         *(f"metaquorum.{top}" for top in TOPS if top != "metaquorum"),
         "metaquorum.dataplane.coordinators",
         "metaquorum.dataplane.log",
+        "metaquorum.quorum",
         "metaquorum.spark",
     }
     for name, contract in CONTRACTS.items():

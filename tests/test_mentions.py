@@ -7,7 +7,7 @@ from tests.nodes import ROOT
 from tests.test_house import project_files
 
 TOPS = "wire|metaquorum|dataplane|cli|simulations|tests|docs"
-# What is imported; the first folders are packages of metaquorum.
+# Top-level packages by the names under which they are imported.
 PACKAGES = "metaquorum|tests|docs"
 
 

@@ -5,8 +5,8 @@ import click
 from metaquorum.cli.admin.common.session import INT32_MAX, Session, session_command
 from metaquorum.cli.admin.memory import memory_command
 from metaquorum.cli.common.output import Column, Row, show_pairs, show_table
+from metaquorum.client.administration.quorum import MAX_LEVEL
 from metaquorum.client.connection import VersionRange
-from metaquorum.client.quorum import MAX_LEVEL
 from metaquorum.runtime.whole_numbers import whole_number
 
 _NODE_COLUMNS = (

@@ -6,9 +6,15 @@ from typing import Final
 from metaquorum.cli.admin.common.session import Session
 from metaquorum.cli.common.output import Column, Row
 from metaquorum.cli.common.times import ago_text
+from metaquorum.client.administration.health import MissingReplica, PartitionHealth, Trouble
+from metaquorum.client.administration.topic_survival import (
+    NEVER,
+    Place,
+    Placed,
+    Sentence,
+    TopicFacts,
+)
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.health import MissingReplica, PartitionHealth, Trouble
-from metaquorum.client.topic_survival import NEVER, Place, Placed, Sentence, TopicFacts
 from metaquorum.client.values import ConfigResource, Eligible, ResourceType, Topic
 
 TROUBLE_COLUMNS: Final = (

@@ -25,11 +25,11 @@ from metaquorum.cli.admin.health import (
     trouble_rows,
 )
 from metaquorum.cli.common.output import Column, Row, printable, show_pairs, show_table
-from metaquorum.client.admin import EARLIEST, LATEST
+from metaquorum.client.administration.admin import EARLIEST, LATEST
+from metaquorum.client.administration.health import needs_look
+from metaquorum.client.administration.topic_survival import Level, explain
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, InterruptedChangeError
-from metaquorum.client.health import needs_look
-from metaquorum.client.topic_survival import Level, explain
 from metaquorum.client.values import (
     BROKER_DEFAULT,
     ConfigChange,

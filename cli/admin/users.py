@@ -10,8 +10,8 @@ import click
 from metaquorum.cli.admin.common.session import REFUSED, Session, session_command, yes_option
 from metaquorum.cli.common.output import Column, Row, printable
 from metaquorum.cli.common.security import MAX_PASSWORD_BYTES
+from metaquorum.client.administration.users import DEFAULT_MECHANISM, Credentials, is_unknown
 from metaquorum.client.errors import BrokerError
-from metaquorum.client.users import DEFAULT_MECHANISM, Credentials, is_unknown
 from metaquorum.security.scram import (
     BY_SASL_NAME,
     DEFAULT_ITERATIONS,

@@ -48,8 +48,8 @@ from metaquorum.cli.server.cluster_files import (
 )
 from metaquorum.cli.server.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, State
 from metaquorum.cli.server.quorum_options import QUORUM_SIZES
+from metaquorum.quorum.storage.data_dir import new_id
 from metaquorum.runtime.own_processes import own_command, own_environment
-from metaquorum.storage.data_dir import new_id
 from metaquorum.wire.primitives.frozen import frozen
 
 DEFAULT_DIR: Final = "mq-cluster"

@@ -16,9 +16,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from metaquorum.channel.identity import create_secret
 from metaquorum.cli.server.cluster_layout import MAX_NODES, SECRET, State, server_toml
 from metaquorum.cli.server.quorum_options import QUORUM_SIZES
+from metaquorum.quorum.channel.identity import create_secret
 
 MAX_STATE_BYTES: Final = 1 << 20
 MAX_PORT: Final = 65_535

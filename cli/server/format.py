@@ -10,15 +10,15 @@ from random import SystemRandom
 
 import click
 
-from metaquorum.channel.identity import SecretError, create_secret
 from metaquorum.cli.common.usage import UsageError
 from metaquorum.cli.server.quorum_options import cluster_id_option
 from metaquorum.cli.server.scram_option import scram_records
+from metaquorum.quorum.channel.identity import SecretError, create_secret
+from metaquorum.quorum.storage.bootstrap_records import FIRST_RECORDS, write_first_records
+from metaquorum.quorum.storage.data_dir import Storage, is_formatted, new_id, open_storage
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.runtime.one_line import one_line
 from metaquorum.runtime.system import RealDisk
-from metaquorum.storage.bootstrap_records import FIRST_RECORDS, write_first_records
-from metaquorum.storage.data_dir import Storage, is_formatted, new_id, open_storage
 
 FAILED = 1
 BAD_USAGE = 2

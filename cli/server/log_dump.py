@@ -13,9 +13,8 @@ from metaquorum.cli.common.times import iso_text
 from metaquorum.dataplane.log.dump import aborted_rows, producer_rows, segment_rows
 from metaquorum.dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
 from metaquorum.dataplane.log.segments.names import SNAPSHOT as PRODUCER_SNAPSHOT
-from metaquorum.runtime.one_line import json_escaped, one_line
-from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
-from metaquorum.storage.dump import (
+from metaquorum.quorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
+from metaquorum.quorum.storage.dump import (
     MAGIC_BYTES,
     MAX_SEGMENT_BYTES,
     Offsets,
@@ -24,8 +23,9 @@ from metaquorum.storage.dump import (
     journal_rows,
     snapshot_rows,
 )
-from metaquorum.storage.journal import SUFFIX as JOURNAL
-from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT
+from metaquorum.quorum.storage.journal import SUFFIX as JOURNAL
+from metaquorum.quorum.storage.snapshot import SUFFIX as SNAPSHOT
+from metaquorum.runtime.one_line import json_escaped, one_line
 
 Row: TypeAlias = dict[str, Any]
 

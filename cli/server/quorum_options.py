@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from metaquorum.channel.identity import SecretError, read_secret
 from metaquorum.cli.common.usage import UsageError, address
 from metaquorum.dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER, Address
+from metaquorum.quorum.channel.identity import SecretError, read_secret
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.security.tls_context import TlsFiles
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from metaquorum.cli.common.usage import UsageError
-from metaquorum.controller.scram_changes import (
+from metaquorum.metadata.records import ScramCredentialRecord
+from metaquorum.quorum.controller.scram_changes import (
     MAX_NAME_CHARS,
     ScramUpsertion,
     check_upsertion,
     scram_record,
 )
-from metaquorum.metadata.records import ScramCredentialRecord
 from metaquorum.security.scram import (
     BY_SASL_NAME,
     DEFAULT_ITERATIONS,

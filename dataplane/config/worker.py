@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from metaquorum.config.registry import base_name
 from metaquorum.config.resolution import Configs, WorkerLayers
 from metaquorum.config.running_bounds import CONNECTION_LIMITS
-from metaquorum.controller.eligible_leaders import MIN_ISR
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.records import ELIGIBLE_LEADERS
+from metaquorum.quorum.controller.leaders.eligible_leaders import MIN_ISR
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 from metaquorum.config.absent import refuse_change
 from metaquorum.config.definition import Scope
-from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
 from metaquorum.dataplane.instruments.log_levels import LEVELS, OWN, ROOT
 from metaquorum.dataplane.scheduling.time_slices import each_of, in_pieces, row_count
@@ -21,7 +19,14 @@ from metaquorum.dataplane.worker.capabilities import (
     HasWorkerId,
 )
 from metaquorum.dataplane.worker.context import Request
-from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs
+from metaquorum.quorum.controller.config_changes import (
+    ALL_WORKERS,
+    ConfigChange,
+    ConfigOp,
+    ResourceChange,
+)
+from metaquorum.quorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.quorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.wire.messages import alter_configs, incremental_alter_configs
 from metaquorum.wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse

@@ -3,9 +3,9 @@
 import re
 from typing import Final
 
-from metaquorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.dataplane.worker.capabilities import HasImage
 from metaquorum.dataplane.worker.context import Request
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES
 from metaquorum.wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,

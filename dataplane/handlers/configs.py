@@ -14,7 +14,6 @@ from metaquorum.config.definition import ConfigType, Scope, to_text
 from metaquorum.config.plan_limit import FOLLOWER, LEADER, plan_limit
 from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, ConfigSource, Resolved, Synonym
-from metaquorum.controller.config_changes import ALL_WORKERS
 from metaquorum.dataplane.network.worker_addresses import live_worker_ids
 from metaquorum.dataplane.quotas.replication_quota import PlanLimits
 from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
@@ -28,6 +27,7 @@ from metaquorum.dataplane.worker.capabilities import (
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
+from metaquorum.quorum.controller.config_changes import ALL_WORKERS
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.wire.messages.describe_configs import (
     DescribeConfigsRequest,

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, specs_of
 from metaquorum.dataplane.handlers.topics import timeout_seconds
 from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
 from metaquorum.dataplane.worker.context import Request
-from metaquorum.rpc.methods import ELECT_LEADERS, ElectLeaders
+from metaquorum.quorum.controller.leaders.elect_leaders import ElectionSpec, ElectionType, specs_of
+from metaquorum.quorum.rpc.methods import ELECT_LEADERS, ElectLeaders
 from metaquorum.wire.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,

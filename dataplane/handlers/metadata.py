@@ -6,7 +6,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
 from metaquorum.dataplane.network.worker_addresses import live_workers
 from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
@@ -24,6 +23,7 @@ from metaquorum.dataplane.worker.mutation_limits import CreatesTopics
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
+from metaquorum.quorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,

@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from metaquorum.controller.features import MOVES_LEVEL
-from metaquorum.controller.plans.move_plans import (
+from metaquorum.dataplane.handlers.topics import timeout_seconds
+from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.worker.capabilities import AsksController, HasClock, HasImage
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.dataplane.worker.feature_levels import needs_level
+from metaquorum.metadata.image import MetadataImage, MovePlanImage, PartitionKey
+from metaquorum.metadata.records import MAX_PLANNED_MOVES, PlannedMove
+from metaquorum.quorum.controller.features import MOVES_LEVEL
+from metaquorum.quorum.controller.plans.move_plans import (
     CANCEL,
     MAX_PLAN_MOVES,
     START,
@@ -13,15 +20,8 @@ from metaquorum.controller.plans.move_plans import (
     MovePlanPart,
     NewMovePlan,
 )
-from metaquorum.controller.topics import check_workers
-from metaquorum.dataplane.handlers.topics import timeout_seconds
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from metaquorum.dataplane.worker.capabilities import AsksController, HasClock, HasImage
-from metaquorum.dataplane.worker.context import Request
-from metaquorum.dataplane.worker.feature_levels import needs_level
-from metaquorum.metadata.image import MetadataImage, MovePlanImage, PartitionKey
-from metaquorum.metadata.records import MAX_PLANNED_MOVES, PlannedMove
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.controller.topics import check_workers
+from metaquorum.quorum.rpc.methods import (
     APPEND_MOVES,
     CHANGE_MOVE_PLANS,
     CREATE_MOVE_PLAN,

@@ -6,7 +6,6 @@ from typing import Final, Protocol
 
 import trio
 
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
 from metaquorum.dataplane.handlers.metadata import ViewsTopics, view_of
 from metaquorum.dataplane.handlers.topics import timeout_seconds
 from metaquorum.dataplane.log.segments.producers import ProducerEntry
@@ -29,7 +28,8 @@ from metaquorum.dataplane.worker.mutation_limits import ChangesPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
-from metaquorum.rpc.methods import CREATE_PARTITIONS, CreatePartitions
+from metaquorum.quorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
+from metaquorum.quorum.rpc.methods import CREATE_PARTITIONS, CreatePartitions
 from metaquorum.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,

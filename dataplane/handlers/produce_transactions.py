@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping
 from struct import Struct
 from typing import Final, Protocol
 
-from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.partition.partition import Partition
@@ -26,6 +25,7 @@ from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of
 from metaquorum.dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.dataplane.worker.transaction_verifier import MAX_PLACES, Place, TransactionVerifier
+from metaquorum.quorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.primitives.types import Buffer

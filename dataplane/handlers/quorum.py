@@ -7,8 +7,6 @@ records, as in other APIs; a voter's uncommitted entries count as if they were c
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from metaquorum.controller.features import MOVES_LEVEL, FeatureUpdate, UpgradeType
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.dataplane.handlers.topics import timeout_seconds
 from metaquorum.dataplane.scheduling.time_slices import (
     TimeSlicer,
@@ -27,7 +25,9 @@ from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.controller.features import MOVES_LEVEL, FeatureUpdate, UpgradeType
+from metaquorum.quorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.quorum.rpc.methods import (
     ALTER_WORKER,
     DESCRIBE_QUORUM,
     UNREGISTER_WORKER,

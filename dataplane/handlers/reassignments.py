@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from metaquorum.controller.features import MOVES_LEVEL
-from metaquorum.controller.reassignment import Reassignment
 from metaquorum.dataplane.handlers.topics import timeout_seconds
 from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, row_count
 from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.image import TopicImage
-from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions
+from metaquorum.quorum.controller.features import MOVES_LEVEL
+from metaquorum.quorum.controller.reassignment import Reassignment
+from metaquorum.quorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions
 from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from metaquorum.config.definition import to_text
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
 from metaquorum.dataplane.handlers.configs import resolve_all
 from metaquorum.dataplane.scheduling.time_slices import (
     PIECE_ROWS,
@@ -22,6 +21,7 @@ from metaquorum.dataplane.worker.capabilities import HasLayers, HasSlicer
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.mutation_limits import ChangesPartitions, CreatesTopics
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.quorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
 from metaquorum.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,

@@ -5,11 +5,11 @@ from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Protocol
 
-from metaquorum.channel.handshake import AcceptorHandshake
 from metaquorum.dataplane.network.sasl_session import SaslSession
 from metaquorum.dataplane.partition.rejected_batches import RejectedBatches
 from metaquorum.dataplane.quotas.client_state import ClientQuotaState
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.channel.handshake import AcceptorHandshake
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 
 NO_WORKER = -1
 

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import field
 
 from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.security.distinguished_name import subject_of
 from metaquorum.security.tls_context import (
     ClientCertificates,

@@ -34,7 +34,7 @@ from metaquorum.dataplane.network.replies import (
 )
 from metaquorum.dataplane.network.sasl_session import SaslSession
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime, sleep
 from metaquorum.security.sasl import (
     PLAIN,

@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
 
-from metaquorum.controller_server import ControllerRole
 from metaquorum.dataplane.handlers.request_meter import RequestMeter
 from metaquorum.dataplane.instruments.error_counts import ErrorCounts, name_of
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
@@ -45,6 +44,7 @@ from metaquorum.metadata.quota_lookup import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
+from metaquorum.quorum.controller_server import ControllerRole
 from metaquorum.runtime import Clock, Disk
 from metaquorum.wire.primitives.frozen import frozen
 from metaquorum.wire.protocol.apis import APIS, ApiKey

@@ -35,12 +35,6 @@ from typing import Final, NamedTuple, TypeAlias
 import trio
 
 from metaquorum.config.resolution import Configs
-from metaquorum.controller.quota_changes import (
-    CONSUMER_BYTE_RATE,
-    CONTROLLER_MUTATION_RATE,
-    PRODUCER_BYTE_RATE,
-    REQUEST_PERCENTAGE,
-)
 from metaquorum.dataplane.quotas.allowance_table import Allowance, AllowanceTable, ThrottleStats
 from metaquorum.dataplane.quotas.client_state import ClientShare, QuotaClient, name_of, share_of
 from metaquorum.dataplane.quotas.connection_rates import ConnectionRates
@@ -58,6 +52,12 @@ from metaquorum.metadata.quota_lookup import (
     SpecialName,
     applying,
     rules_for,
+)
+from metaquorum.quorum.controller.quota_changes import (
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
 )
 from metaquorum.runtime import Clock
 

@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from metaquorum.config.resolution import Configs, ListenerConfigs
-from metaquorum.controller.quota_changes import CONNECTION_CREATION_RATE
 from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.quota_lookup import QuotaEntity, SpecialName
+from metaquorum.quorum.controller.quota_changes import CONNECTION_CREATION_RATE
 from metaquorum.runtime import Clock
 
 MAX_ADDRESSES: Final = 100_000  # addresses in memory

@@ -20,9 +20,7 @@ from zlib import crc32
 
 import trio
 
-from metaquorum.channel import Endpoint
 from metaquorum.config.resolution import Configs
-from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.dataplane.fetch.session_client import FetchLimits, Key
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
@@ -50,8 +48,10 @@ from metaquorum.metadata.image import (
     TopicImage,
 )
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.channel import Endpoint
+from metaquorum.quorum.controller.leaders.alter_partition import PartitionChange
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.methods import (
     ALTER_PARTITIONS,
     REPORT_DOUBTFUL_LOGS,
     REPORT_LOST_LOGS,
@@ -59,7 +59,7 @@ from metaquorum.rpc.methods import (
     ReportDoubtfulLogs,
     ReportLostLogs,
 )
-from metaquorum.rpc.session import WorkerSession
+from metaquorum.quorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.security.tls_context import ReloadedContext
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError

@@ -6,11 +6,11 @@
 requests of workers wait for the answer (`authenticate`).
 """
 
-from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import DialerHandshake, Refusal
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import broker_error
 from metaquorum.dataplane.replication.replica_authentication import prove
+from metaquorum.quorum.channel import Endpoint, HandshakeError
+from metaquorum.quorum.channel.handshake import DialerHandshake, Refusal
 from metaquorum.wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,

@@ -28,10 +28,10 @@ Either side may learn of a registration first, so the follower retries: one meta
 both have the same state. An earlier one: `earlier_workers` decides for which workers, and only
 during an upgrade.
 
-The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
-for a stream to a controller is refused here, and vice versa. Both hellos name the cluster and both
-node ids, and the follower's hello covers the address that it dialed: a proof that a program at a
-former address of the leader passes on is refused. The proof holds for its connection alone. An
+The handshake is that of `metaquorum.quorum.channel.handshake` with a stream kind of its own, so a
+proof for a stream to a controller is refused here, and vice versa. Both hellos name the cluster and
+both node ids, and the follower's hello covers the address that it dialed: a proof that a program at
+a former address of the leader passes on is refused. The proof holds for its connection alone. An
 attacker who alters packets of a plaintext connection can still use that connection; TLS prevents
 this.
 
@@ -49,11 +49,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from metaquorum.channel import Endpoint, HandshakeError, StreamKind
-from metaquorum.channel.handshake import AcceptorHandshake, DialerHandshake, Hello, Refusal
 from metaquorum.dataplane.instruments.log_rate_limit import LogRateLimiter
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.network.replies import CloseConnectionError
+from metaquorum.quorum.channel import Endpoint, HandshakeError, StreamKind
+from metaquorum.quorum.channel.handshake import AcceptorHandshake, DialerHandshake, Hello, Refusal
 from metaquorum.wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from typing import Final, NamedTuple
 
 import trio
 
-from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import DialerHandshake
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
@@ -47,6 +45,8 @@ from metaquorum.dataplane.replication.leader_handshake import (
     verifies_proofs,
 )
 from metaquorum.dataplane.replication.throttle import FollowerThrottle, may_throttle
+from metaquorum.quorum.channel import Endpoint, HandshakeError
+from metaquorum.quorum.channel.handshake import DialerHandshake
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.security.tls_context import ReloadedContext
 from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse, PartitionData

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError
 from metaquorum.client.security import Login
 from metaquorum.client.trio_transport import TrioTransport
 from metaquorum.dataplane.replication.leader_handshake import authenticate
+from metaquorum.quorum.channel import Endpoint, HandshakeError
 from metaquorum.runtime import Runtime
 from metaquorum.security.tls_context import ReloadedContext
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError, WireError

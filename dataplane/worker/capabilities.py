@@ -22,7 +22,7 @@ from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.controller_client import ControllerClient
 from metaquorum.runtime import Clock, Disk, StorageError
 from metaquorum.wire.primitives.types import Uuid
 

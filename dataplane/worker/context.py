@@ -48,9 +48,9 @@ from metaquorum.dataplane.worker.transaction_verifier import (
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.methods import RequestContext
-from metaquorum.rpc.session import WorkerSession
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.methods import RequestContext
+from metaquorum.quorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Levels of metadata.version that a request needs: older nodes in the cluster limit them."""
 
-from metaquorum.controller.features import check_level
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import METADATA_VERSION
+from metaquorum.quorum.controller.features import check_level
 
 
 def needs_level(image: MetadataImage, level: int, what: str = "this request") -> None:

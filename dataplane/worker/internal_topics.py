@@ -9,15 +9,15 @@ from typing import Final
 
 import trio
 
-from metaquorum.controller.internal_topics import LEVELS, CreateInternalTopic
 from metaquorum.dataplane.config.worker import WorkerConfigs
 from metaquorum.dataplane.worker.feature_levels import needs_level
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.methods import CREATE_INTERNAL_TOPIC
-from metaquorum.rpc.session import WorkerSession
+from metaquorum.quorum.controller.internal_topics import LEVELS, CreateInternalTopic
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.methods import CREATE_INTERNAL_TOPIC
+from metaquorum.quorum.rpc.session import WorkerSession
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Seconds to wait for the controller and for the metadata of the topic.

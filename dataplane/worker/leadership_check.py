@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.controller_client import ControllerClient
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Clients retry; a quorum that does not answer within a second may be unavailable for long.

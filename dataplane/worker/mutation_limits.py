@@ -1,20 +1,14 @@
 """Limits on creating and deleting partitions: the quota `controller_mutation_rate` (KIP-599).
 
-The active controller keeps the token buckets (`metaquorum.controller.mutation_quotas`); the worker
-asks it only if a quota applies to the client. Operations without effect (the topic exists already,
-does not exist, is internal, or is only validated) take no tokens.
+The active controller keeps the token buckets (`metaquorum.quorum.controller.mutation_quotas`); the
+worker asks it only if a quota applies to the client. Operations without effect (the topic exists
+already, does not exist, is internal, or is only validated) take no tokens.
 """
 
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
 from metaquorum.config.resolution import Configs
-from metaquorum.controller.topics import (
-    MAX_PARTITIONS_PER_TOPIC,
-    USE_DEFAULT,
-    NewPartitions,
-    NewTopic,
-)
 from metaquorum.dataplane.quotas.client_state import name_of
 from metaquorum.dataplane.quotas.muting import throttle_ms
 from metaquorum.dataplane.worker.capabilities import (
@@ -27,7 +21,13 @@ from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.internal_topics import is_internal
 from metaquorum.metadata.topic_names import check_topic_name
-from metaquorum.rpc.methods import TAKE_MUTATIONS, TakeMutations
+from metaquorum.quorum.controller.topics import (
+    MAX_PARTITIONS_PER_TOPIC,
+    USE_DEFAULT,
+    NewPartitions,
+    NewTopic,
+)
+from metaquorum.quorum.rpc.methods import TAKE_MUTATIONS, TakeMutations
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 W = TypeVar("W")

@@ -4,9 +4,9 @@ from typing import Final
 
 import trio
 
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.methods import ALLOCATE_PRODUCER_IDS, AllocateProducerIds
-from metaquorum.rpc.session import WorkerSession
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.methods import ALLOCATE_PRODUCER_IDS, AllocateProducerIds
+from metaquorum.quorum.rpc.session import WorkerSession
 
 BLOCK_S: Final = 10.0  # seconds to wait for the next block; after that the client retries
 

@@ -18,7 +18,7 @@ flight at a time.
 
 Imports `metaquorum.security`, `metadata` and below, not the rest of the quorum. Network I/O in
 `trio_transport` and `socket_transport` only. Start with `cluster` (connections and metadata) and
-`admin`.
+`administration.admin`.
 """
 
 from __future__ import annotations

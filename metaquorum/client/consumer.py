@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 from metaquorum.client.aborted_transactions import AbortedTransactions
-from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, UnreachableError, broker_error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import DEFAULT_TIMEOUT_S, Cluster
 from metaquorum.client.consumer import Consumer
 from metaquorum.client.errors import TlsHandshakeError

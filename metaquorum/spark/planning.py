@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.replicas import topic_config
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
-from metaquorum.client.replicas import topic_config
 from metaquorum.client.socket_transport import wait
 from metaquorum.client.values import OffsetAtTime
 from metaquorum.spark.errors import LoadError

@@ -31,7 +31,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from metaquorum.client.aborted_transactions import AbortedTransactions
-from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import (
     AdminError,

@@ -15,7 +15,7 @@ from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.raft.progress import Progress
+from metaquorum.quorum.raft.progress import Progress
 from metaquorum.simulations.kernel.comparing import Comparing
 from metaquorum.simulations.kernel.mutation import swapped
 from metaquorum.simulations.kernel.world import World

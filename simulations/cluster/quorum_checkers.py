@@ -6,10 +6,10 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import encode_record
 from metaquorum.metadata.replay import Replay
+from metaquorum.quorum.storage.journal_ops import NO_VOTE
 from metaquorum.simulations.cluster.voter_disks import DurableLog
 from metaquorum.simulations.cluster.voter_group import CLUSTER_ID, VoterGroup, VoterGroupChecker
 from metaquorum.simulations.kernel.storage import Storage
-from metaquorum.storage.journal_ops import NO_VOTE
 
 
 class OneLeaderPerTerm(VoterGroupChecker):

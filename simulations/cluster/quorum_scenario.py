@@ -14,7 +14,9 @@ import trio
 from metaquorum.metadata.batch import decode_batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.replay import Replay
-from metaquorum.raft.timings import RaftTimings
+from metaquorum.quorum.raft.timings import RaftTimings
+from metaquorum.quorum.storage.journal_ops import LogPosition
+from metaquorum.quorum.storage.snapshot import SnapshotReader, snapshots
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
 from metaquorum.simulations.cluster.faults import CLUSTER_FAULTS, FaultTargets, calm, play_faults
@@ -43,8 +45,6 @@ from metaquorum.simulations.cluster.voter_program import (
 )
 from metaquorum.simulations.harness.scenario import Scenario
 from metaquorum.simulations.kernel.world import World
-from metaquorum.storage.journal_ops import LogPosition
-from metaquorum.storage.snapshot import SnapshotReader, snapshots
 
 # Virtual seconds, after the faults, within which a change must be made and reach all voters.
 LIVENESS_S: Final = 10.0

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from metaquorum.raft.receiving import RECEIVED
-from metaquorum.simulations.kernel.storage import Inode, Storage
-from metaquorum.storage.framing import read_frame
-from metaquorum.storage.journal import MAGIC, SUFFIX
-from metaquorum.storage.journal_ops import (
+from metaquorum.quorum.raft.receiving import RECEIVED
+from metaquorum.quorum.storage.framing import read_frame
+from metaquorum.quorum.storage.journal import MAGIC, SUFFIX
+from metaquorum.quorum.storage.journal_ops import (
     NO_VOTE,
     Begin,
     Entry,
@@ -23,8 +22,9 @@ from metaquorum.storage.journal_ops import (
     Truncate,
     decode_ops,
 )
-from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
-from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from metaquorum.quorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
+from metaquorum.quorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from metaquorum.simulations.kernel.storage import Inode, Storage
 
 # Suffix of a complete snapshot from the leader; it counts once the log was reset to it.
 _RECEIVED: Final = SNAPSHOT_SUFFIX + RECEIVED

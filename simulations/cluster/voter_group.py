@@ -8,9 +8,9 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, OutcomeUnknownError
-from metaquorum.raft.proposals import RaftProposal
-from metaquorum.raft.timings import RaftTimings
-from metaquorum.raft.voter import RaftVoter
+from metaquorum.quorum.raft.proposals import RaftProposal
+from metaquorum.quorum.raft.timings import RaftTimings
+from metaquorum.quorum.raft.voter import RaftVoter
 from metaquorum.simulations.cluster.fault_plan import PlannedFault
 from metaquorum.simulations.cluster.supervisor import Supervisor
 from metaquorum.simulations.cluster.voter_disks import DurableLog, DurableLogs

@@ -6,18 +6,19 @@ from typing import Final
 
 import trio
 
-from metaquorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
-from metaquorum.controller.controller import Controller
-from metaquorum.controller.features import SUPPORTED_FEATURES
-from metaquorum.controller.heartbeats import WorkerHeartbeat
-from metaquorum.controller.topics import NewPartitions, NewTopic
-from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint as WorkerEndpoint
 from metaquorum.metadata.records import TopicRecord, encode_record
 from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
-from metaquorum.raft.proposals import RaftProposal
-from metaquorum.raft.voter import RaftVoter
+from metaquorum.quorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
+from metaquorum.quorum.controller.controller import Controller
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES
+from metaquorum.quorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.quorum.controller.topics import NewPartitions, NewTopic
+from metaquorum.quorum.controller.worker_registration import WorkerRegistration
+from metaquorum.quorum.raft.proposals import RaftProposal
+from metaquorum.quorum.raft.voter import RaftVoter
+from metaquorum.quorum.storage.journal import Journal
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.quorum_checkers import ReadsAreCurrent
 from metaquorum.simulations.cluster.voter_disks import METADATA_DIR
@@ -32,7 +33,6 @@ from metaquorum.simulations.cluster.voter_group import (
     outcome_of,
 )
 from metaquorum.simulations.kernel.machine import Program
-from metaquorum.storage.journal import Journal
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 SECRET: Final = b"the secret of a simulated cluster"

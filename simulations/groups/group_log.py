@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.dataplane.coordinators.group.record_formats import (
     GroupKey,
     GroupMetadataValue,
@@ -24,6 +23,7 @@ from metaquorum.dataplane.coordinators.partitioning import partition_of
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.simulations.cluster.cluster_state import ClusterState
 from metaquorum.simulations.replication.replica_checkers import WatchingChecker
 from metaquorum.simulations.replication.replicas import (

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from metaquorum.controller import internal_topics
 from metaquorum.dataplane.coordinators import background_writes
 from metaquorum.dataplane.coordinators.group import committed_offsets
 from metaquorum.dataplane.coordinators.group.committed_offsets import PIECE_OFFSETS
 from metaquorum.dataplane.coordinators.group.group_coordinator import CoordinatorConfigs
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.quorum.controller import internal_topics
 from metaquorum.simulations.cluster.fault_plan import draw_faults, without
 from metaquorum.simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from metaquorum.simulations.groups.group_checkers import GROUP_CHECKERS

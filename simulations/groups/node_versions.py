@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, overload
 
-import metaquorum.controller_server
 import metaquorum.dataplane.worker_server
-from metaquorum.controller import features
-from metaquorum.controller.features import SUPPORTED_FEATURES
-from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
+import metaquorum.quorum.controller_server
 from metaquorum.dataplane.handlers import api_versions
 from metaquorum.dataplane.handlers.fetch import handler
 from metaquorum.dataplane.network.replies import CloseConnectionError
@@ -25,8 +22,11 @@ from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthe
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION, FeatureRange
-from metaquorum.rpc import service
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.controller import features
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
+from metaquorum.quorum.rpc import service
+from metaquorum.quorum.rpc.methods import (
     ALTER_WORKER,
     APPEND_MOVES,
     CHANGE_MOVE_PLANS,
@@ -222,6 +222,6 @@ def mixed_versions(versions: NodeVersions) -> Iterator[None]:
         swapped(features, "SUPPORTED_FEATURES", supports),
         swapped(api_versions, "SUPPORTED_FEATURES", supports),
         swapped(metaquorum.dataplane.worker_server, "WorkerRegistration", registers),
-        swapped(metaquorum.controller_server, "ControllerRegistration", registers),
+        swapped(metaquorum.quorum.controller_server, "ControllerRegistration", registers),
     ):
         yield

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
 
-from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.dataplane.coordinators.group.sessions import Sessions
 from metaquorum.dataplane.quotas.client_state import ClientQuotaState
+from metaquorum.quorum.controller.quota_changes import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from metaquorum.simulations.cluster.fault_plan import draw_faults, without
 from metaquorum.simulations.groups.group_clients import lone_group

@@ -5,7 +5,6 @@ from typing import Final
 
 import msgpack
 
-from metaquorum.controller.internal_topics import LEVELS, TRANSACTIONS_LEVEL
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.records import (
@@ -17,6 +16,7 @@ from metaquorum.metadata.records import (
     Schema,
     TopicRecord,
 )
+from metaquorum.quorum.controller.internal_topics import LEVELS, TRANSACTIONS_LEVEL
 from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from metaquorum.simulations.groups.node_versions import NodeVersions
 from metaquorum.simulations.kernel.process import Process

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller.features import MOVES_LEVEL
-from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
+from metaquorum.quorum.controller.features import MOVES_LEVEL
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.cluster.cluster_state import Member

@@ -17,10 +17,10 @@ from metaquorum.dataplane.log.segments.names import DELETED, LOG
 from metaquorum.dataplane.replication import log_dir_mover
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.raft.voter import RaftVoter
-from metaquorum.rpc.feed import RecentBatches
+from metaquorum.quorum.raft.voter import RaftVoter
+from metaquorum.quorum.rpc.feed import RecentBatches
+from metaquorum.quorum.storage.journal import Journal
 from metaquorum.simulations.kernel.storage import Storage
-from metaquorum.storage.journal import Journal
 
 # Bytes of a step of a copy to another log directory, and of its last step: the logs are small.
 COPIED_BYTES: Final = (1000, 1500)

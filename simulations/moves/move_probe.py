@@ -4,9 +4,9 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
-from metaquorum.controller.features import MOVES_LEVEL
-from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.quorum.controller.features import MOVES_LEVEL
+from metaquorum.quorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.groups.upgrade_checkers import LevelsAreSupported, level_of

@@ -3,9 +3,9 @@
 from random import Random
 from typing import Final
 
-from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.metadata.records import CANCELLING, LOADING, PAUSED
+from metaquorum.quorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection

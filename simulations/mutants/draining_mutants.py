@@ -3,8 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from metaquorum.controller import leader_selection, topics
-from metaquorum.controller.leader_selection import nobody
+from metaquorum.quorum.controller import topics
+from metaquorum.quorum.controller.leaders import leader_selection
+from metaquorum.quorum.controller.leaders.leader_selection import nobody
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 

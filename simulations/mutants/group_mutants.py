@@ -3,7 +3,6 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from metaquorum.controller import config_changes, topics
 from metaquorum.dataplane.coordinators.client_budget import SHARE, UNKNOWN, ClientBudget, Refusal
 from metaquorum.dataplane.coordinators.group import committed_offsets, group_shard
 from metaquorum.dataplane.coordinators.group.classic_group import ClassicGroup
@@ -24,6 +23,7 @@ from metaquorum.dataplane.coordinators.shard import Write
 from metaquorum.dataplane.handlers import produce, records
 from metaquorum.dataplane.handlers.groups import offsets
 from metaquorum.dataplane.partition import partition
+from metaquorum.quorum.controller import config_changes, topics
 from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 

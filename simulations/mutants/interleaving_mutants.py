@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller import alter_partition
 from metaquorum.dataplane.handlers import produce, produce_outcome
 from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.partition.leader_state import LeaderState
@@ -18,6 +17,7 @@ from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication import follower_state
 from metaquorum.dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.metadata import loader
+from metaquorum.quorum.controller.leaders import alter_partition
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError

@@ -6,12 +6,13 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller import leader_selection, reassignment
-from metaquorum.controller.leader_selection import nobody
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication import replica_manager
 from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import NO_LEADER
+from metaquorum.quorum.controller import reassignment
+from metaquorum.quorum.controller.leaders import leader_selection
+from metaquorum.quorum.controller.leaders.leader_selection import nobody
 from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 

@@ -4,9 +4,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from metaquorum.controller import reassignment
-from metaquorum.controller.plans import move_plans
 from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
+from metaquorum.quorum.controller import reassignment
+from metaquorum.quorum.controller.plans import move_plans
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 

@@ -1,7 +1,7 @@
 """Mutants of the quorum, each of which removes one rule of Raft's guard, and of clusters.
 
-The first five restore the behaviour of the library, PySyncObj; `metaquorum/raft/core.py` explains
-what the guard does in each case.
+The first five restore the behaviour of the library, PySyncObj; `metaquorum/quorum/raft/core.py`
+explains what the guard does in each case.
 """
 
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ from typing import Any, Final
 import trio
 
 from metaquorum.config.definition import Scope
-from metaquorum.controller.heartbeats import WorkerSessions
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import Replay
-from metaquorum.raft.core import RaftCore
-from metaquorum.raft.messages import AppendEntries
-from metaquorum.raft.progress import Sending
-from metaquorum.raft.replication import Replication
-from metaquorum.raft.state import DiskState
-from metaquorum.raft.voter import RaftVoter
-from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.controller.heartbeats import WorkerSessions
+from metaquorum.quorum.raft.core import RaftCore
+from metaquorum.quorum.raft.messages import AppendEntries
+from metaquorum.quorum.raft.progress import Sending
+from metaquorum.quorum.raft.replication import Replication
+from metaquorum.quorum.raft.state import DiskState
+from metaquorum.quorum.raft.voter import RaftVoter
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.storage import journal, snapshot
+from metaquorum.quorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
+from metaquorum.quorum.storage.journal import Journal
+from metaquorum.quorum.storage.journal_ops import HardState, decode_ops
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.simulations.cluster.voter_group import WatchedLoader
 from metaquorum.simulations.kernel.mutation import Mutant, WithoutEffect, swapped
-from metaquorum.storage import journal, snapshot
-from metaquorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
-from metaquorum.storage.journal import Journal
-from metaquorum.storage.journal_ops import HardState, decode_ops
 
 
 @contextmanager

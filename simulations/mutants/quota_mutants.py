@@ -3,7 +3,6 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from metaquorum.controller.mutation_quotas import TokenBucket
 from metaquorum.dataplane.handlers.produce_outcome import Outcome
 from metaquorum.dataplane.network.connection import ClientConnection
 from metaquorum.dataplane.network.server import Server
@@ -14,6 +13,7 @@ from metaquorum.dataplane.quotas.client_state import name_of
 from metaquorum.dataplane.quotas.cpu_meter import CpuMeter
 from metaquorum.dataplane.quotas.muting import Mute
 from metaquorum.metadata.quota_lookup import rules_for
+from metaquorum.quorum.controller.mutation_quotas import TokenBucket
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 LARGE_BYTES: Final = 60_000

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller import leader_selection
 from metaquorum.dataplane.log.compaction import cleaning
 from metaquorum.dataplane.log.compaction.compaction import BatchFilter
 from metaquorum.dataplane.log.dirs.log_dir import LogDir
@@ -26,6 +25,9 @@ from metaquorum.dataplane.log.segments.segment_list import Segments
 from metaquorum.dataplane.network import pipeline
 from metaquorum.dataplane.network.pipeline import RequestPipeline
 from metaquorum.metadata.image import PartitionImage
+from metaquorum.quorum.controller.leaders import leader_selection
+from metaquorum.quorum.storage import data_dir
+from metaquorum.quorum.storage.journal import Journal
 from metaquorum.runtime.interfaces import Disk, write_atomically
 from metaquorum.simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from metaquorum.simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
@@ -52,8 +54,6 @@ from metaquorum.simulations.mutants.transaction_mutants import TRANSACTION_MUTAN
 from metaquorum.simulations.mutants.truncation_mutants import CUT_MUTANTS
 from metaquorum.simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS, UPGRADE_MUTANTS
 from metaquorum.simulations.mutants.validation_mutants import PRODUCER_MUTANTS, VALIDATION_MUTANTS
-from metaquorum.storage import data_dir
-from metaquorum.storage.journal import Journal
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 

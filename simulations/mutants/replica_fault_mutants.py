@@ -3,13 +3,13 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from metaquorum.controller import worker_registration
 from metaquorum.dataplane.log.dirs import log_dir
 from metaquorum.dataplane.log.local_log import LocalLog
 from metaquorum.dataplane.log.segments import files
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication import follower_state
-from metaquorum.raft.progress import Progress
+from metaquorum.quorum.controller import worker_registration
+from metaquorum.quorum.raft.progress import Progress
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 from metaquorum.wire.records.batches import parse_header

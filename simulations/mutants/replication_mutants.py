@@ -6,12 +6,6 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller import (
-    alter_partition,
-    leader_selection,
-    worker_lifecycle,
-    worker_registration,
-)
 from metaquorum.dataplane.fetch import reader
 from metaquorum.dataplane.fetch.reader import FetchReader
 from metaquorum.dataplane.handlers import produce
@@ -24,6 +18,8 @@ from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication import follower_state, replica_authentication, replica_manager
 from metaquorum.dataplane.replication.isr_manager import IsrManager
 from metaquorum.metadata.image import NO_LEADER, MetadataImage
+from metaquorum.quorum.controller import worker_lifecycle, worker_registration
+from metaquorum.quorum.controller.leaders import alter_partition, leader_selection
 from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 from metaquorum.wire.primitives.errors import ErrorCode, WireError
 

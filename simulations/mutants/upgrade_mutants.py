@@ -4,13 +4,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from metaquorum.controller import (
-    features,
-    internal_topics,
-    reassignment,
-    worker_registration,
-)
-from metaquorum.controller.plans import move_plans
 from metaquorum.dataplane.coordinators.group import group_coordinator
 from metaquorum.dataplane.handlers import move_plans as plans_of_workers
 from metaquorum.dataplane.handlers import quorum, reassignments
@@ -18,6 +11,13 @@ from metaquorum.dataplane.handlers.groups import coordinators
 from metaquorum.dataplane.replication import earlier_workers
 from metaquorum.dataplane.worker import internal_topics as workers_topics
 from metaquorum.metadata.records import RecordEncoder, encode_record
+from metaquorum.quorum.controller import (
+    features,
+    internal_topics,
+    reassignment,
+    worker_registration,
+)
+from metaquorum.quorum.controller.plans import move_plans
 from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 

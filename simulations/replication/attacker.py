@@ -12,8 +12,8 @@ ListOffsets answers a stranger as it does a consumer.
 from random import Random
 from typing import Any, Final
 
-from metaquorum.channel import ChannelIdentity, Endpoint
 from metaquorum.dataplane.replication.replica_authentication import prove
+from metaquorum.quorum.channel import ChannelIdentity, Endpoint
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.cluster.voter_group import CLUSTER_ID

@@ -3,12 +3,12 @@
 from random import Random
 from typing import Final
 
-from metaquorum.controller.quota_changes import (
+from metaquorum.metadata.quota_lookup import CLIENT_ID
+from metaquorum.quorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.metadata.quota_lookup import CLIENT_ID
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection

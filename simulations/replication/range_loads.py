@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError
 from metaquorum.client.trio_transport import TrioTransport

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from metaquorum.controller.features import UpgradeType
 from metaquorum.metadata.records import ELIGIBLE_LEADERS
+from metaquorum.quorum.controller.features import UpgradeType
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S, Administrator, ClusterClient
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from metaquorum.dataplane.fetch.reader import replica_of
 from metaquorum.dataplane.handlers.fetch import handler
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
+from metaquorum.quorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from metaquorum.simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from metaquorum.simulations.kernel.mutation import swapped
 from metaquorum.simulations.replication.replica_checkers import WatchingChecker

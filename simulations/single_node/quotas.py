@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from metaquorum.controller.quota_changes import (
+from metaquorum.dataplane.quotas.quota_status import QuotaStatus
+from metaquorum.metadata.quota_lookup import CLIENT_ID, REQUEST_PERCENTAGE, USER
+from metaquorum.quorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
 )
-from metaquorum.dataplane.quotas.quota_status import QuotaStatus
-from metaquorum.metadata.quota_lookup import CLIENT_ID, REQUEST_PERCENTAGE, USER
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime
 from metaquorum.simulations.checkers.quotas import (
     ANY,

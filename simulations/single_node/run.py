@@ -14,8 +14,8 @@ import trio
 from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets
 from metaquorum.dataplane.log.segments.names import LOG_START_CHECKPOINT
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.raft.peers import NoPeers
-from metaquorum.raft.voter import RaftVoter
+from metaquorum.quorum.raft.peers import NoPeers
+from metaquorum.quorum.raft.voter import RaftVoter
 from metaquorum.runtime import Runtime
 from metaquorum.simulations.checkers.log_files import (
     IndexIsScan,

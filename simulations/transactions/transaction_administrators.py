@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from metaquorum.controller.features import UpgradeType
 from metaquorum.dataplane.coordinators.transaction.transaction import MAX_EPOCH
 from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
+from metaquorum.quorum.controller.features import UpgradeType
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection

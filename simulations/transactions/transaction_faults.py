@@ -13,9 +13,9 @@ from typing import Final
 
 import trio
 
-from metaquorum.controller import elect_leaders
 from metaquorum.dataplane.coordinators.partitioning import partition_of
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
+from metaquorum.quorum.controller.leaders import elect_leaders
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.simulations.cluster.faults import ActiveFault, FaultFunction, delayed
 from metaquorum.simulations.kernel.mutation import swapped

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from metaquorum.controller import internal_topics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.quorum.controller import internal_topics
 from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from metaquorum.simulations.groups.budget_checkers import BudgetsCountAll, BudgetsHaveRoom
 from metaquorum.simulations.harness.scenario import Scenario

@@ -1,9 +1,9 @@
 """Changes of the metadata that a test needs: each is committed, and visible at the worker."""
 
-from metaquorum.controller.quota_changes import QuotaChange
-from metaquorum.controller.scram_changes import UserScramChange
-from metaquorum.rpc.controller_client import ControllerClient
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.controller.quota_changes import QuotaChange
+from metaquorum.quorum.controller.scram_changes import UserScramChange
+from metaquorum.quorum.rpc.controller_client import ControllerClient
+from metaquorum.quorum.rpc.methods import (
     CHANGE_QUOTAS,
     CHANGE_SCRAM_CREDENTIALS,
     ChangeQuotas,

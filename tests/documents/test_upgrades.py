@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from metaquorum.controller.features import SUPPORTED_FEATURES
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES
 from tests.nodes import ROOT
 
 # Pages that have the command for a whole cluster, not for one feature that needs a level.

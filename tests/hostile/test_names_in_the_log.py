@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from metaquorum.client.users import new_upsertion
+from metaquorum.client.administration.users import new_upsertion
 from metaquorum.runtime.one_line import UNSAFE
 from metaquorum.security.scram import MIN_ITERATIONS, ScramClient, ScramMechanism
 from metaquorum.wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest

@@ -34,9 +34,9 @@ LATE: Final = (
     "metaquorum.dataplane.worker_server",
     "encodings.idna",
     "metaquorum.client.trio_transport",
-    "metaquorum.controller_server",
-    "metaquorum.raft.library",
-    "metaquorum.raft.voter",
+    "metaquorum.quorum.controller_server",
+    "metaquorum.quorum.raft.library",
+    "metaquorum.quorum.raft.voter",
     "metaquorum.runtime.system",
 )
 

@@ -11,7 +11,7 @@ import click
 
 from metaquorum.cli.common.output import Column, Row, printable, show_data, show_rows
 from metaquorum.cli.common.settings import OUTPUTS, Settings, resolve
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import Cluster, parse_bootstrap
 from metaquorum.client.errors import (
     AdminError,

@@ -8,12 +8,12 @@ from metaquorum.cli.admin.common.coordinators import coordinator_text
 from metaquorum.cli.admin.common.session import Session, session_command
 from metaquorum.cli.admin.groups.options import complete_groups
 from metaquorum.cli.common.output import Column, Row, printable, show_pairs, show_table, size_text
+from metaquorum.client.administration.topic_survival import Level
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.explanation.activity import MemberActivity, Rebalance
 from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling
 from metaquorum.client.groups.explanation.sentences import Finding, explain, rule_text
 from metaquorum.client.groups.explanation.words import duration, ranges
-from metaquorum.client.topic_survival import Level
 
 MAX_SAMPLE_S: Final = 60.0
 # Consumers commit each five seconds by default (auto.commit.interval.ms).

@@ -10,8 +10,8 @@ from metaquorum.cli.admin.moves.options import ThrottleChoice
 from metaquorum.cli.admin.moves.planning import make_plan
 from metaquorum.cli.admin.moves.start import started
 from metaquorum.client.errors import AdminError
-from metaquorum.moves import balance as balancing
-from metaquorum.moves.plan import PlanError
+from metaquorum.metadata.moves import balance as balancing
+from metaquorum.metadata.moves.plan import PlanError
 from metaquorum.wire.primitives.errors import KafkaError
 
 

@@ -11,10 +11,10 @@ from metaquorum.cli.admin.moves import shown_plan
 from metaquorum.cli.admin.moves.options import ThrottleChoice, throttle_options
 from metaquorum.cli.admin.moves.planning import make_plan
 from metaquorum.cli.common.empty_values import InputFile
-from metaquorum.moves import balance as balancing
-from metaquorum.moves.balance import Goal
-from metaquorum.moves.cluster_state import ClusterState
-from metaquorum.moves.plan import Plan, PlanError, read_topics, write_plan
+from metaquorum.metadata.moves import balance as balancing
+from metaquorum.metadata.moves.balance import Goal
+from metaquorum.metadata.moves.cluster_state import ClusterState
+from metaquorum.metadata.moves.plan import Plan, PlanError, read_topics, write_plan
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.wire.protocol.apis import ApiKey
 

@@ -15,8 +15,8 @@ from metaquorum.client.move_plans.measuring import (
     measured_state,
 )
 from metaquorum.client.socket_transport import wait
-from metaquorum.moves.cluster_state import ClusterState
-from metaquorum.moves.estimate import (
+from metaquorum.metadata.moves.cluster_state import ClusterState
+from metaquorum.metadata.moves.estimate import (
     RESPONSE_CONFIG,
     Estimate,
     Limits,
@@ -24,7 +24,7 @@ from metaquorum.moves.estimate import (
     throttle_within,
     worker_traffic,
 )
-from metaquorum.moves.plan import Plan
+from metaquorum.metadata.moves.plan import Plan
 
 _NO_PROPOSAL: Final = (
     f"No throttle is proposed: no worker describes its configs {NETWORK_CONFIG}, or"

@@ -9,10 +9,10 @@ import click
 from metaquorum.cli.admin.common.session import Session
 from metaquorum.cli.admin.moves.planning import MadePlan
 from metaquorum.cli.common.output import Column, Row, show_pairs, show_table, size_text
-from metaquorum.moves.balance import Goal, crowded, staying
-from metaquorum.moves.cluster_state import ClusterState
-from metaquorum.moves.estimate import Estimate, worker_traffic
-from metaquorum.moves.plan import Plan
+from metaquorum.metadata.moves.balance import Goal, crowded, staying
+from metaquorum.metadata.moves.cluster_state import ClusterState
+from metaquorum.metadata.moves.estimate import Estimate, worker_traffic
+from metaquorum.metadata.moves.plan import Plan
 
 _MOST_SHOWN: Final = 20  # moves in the table; --plan-file and -o json have all
 _MOVE_COLUMNS: Final = (

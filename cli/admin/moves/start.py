@@ -8,7 +8,7 @@ from metaquorum.cli.admin.common.session import INT64_MAX, Session, session_comm
 from metaquorum.cli.admin.moves.options import batch_option
 from metaquorum.cli.common.empty_values import InputFile
 from metaquorum.cli.common.output import size_text
-from metaquorum.moves.plan import Plan, PlanError, read_plan
+from metaquorum.metadata.moves.plan import Plan, PlanError, read_plan
 
 
 @click.command("start", short_help="Let the cluster carry out a plan.")

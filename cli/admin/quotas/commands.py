@@ -26,7 +26,7 @@ from metaquorum.cli.admin.quotas.entities import (
 )
 from metaquorum.cli.common.lazy_group import LazyGroup
 from metaquorum.cli.common.output import Column, Row, plain, show_pairs
-from metaquorum.client.quotas import Match, Quotas
+from metaquorum.client.administration.quotas import Match, Quotas
 from metaquorum.metadata.quota_lookup import QuotaEntity
 
 _COLUMNS: Final = (

@@ -19,8 +19,8 @@ from metaquorum.cli.admin.quotas.entities import (
     parse_amount,
 )
 from metaquorum.cli.common.output import Column, Row, plain, show_table
+from metaquorum.client.administration.quotas import Quotas
 from metaquorum.client.errors import NotServedError
-from metaquorum.client.quotas import Quotas
 from metaquorum.client.usage.quota_use import QuotaClient, QuotaUse
 from metaquorum.metadata.quota_lookup import (
     BY_CONFIG,

@@ -20,7 +20,7 @@ from metaquorum.cli.admin.quotas.entities import (
     read_quotas,
 )
 from metaquorum.cli.common.output import Column, Row
-from metaquorum.client.quotas import Quotas, in_order
+from metaquorum.client.administration.quotas import Quotas, in_order
 from metaquorum.metadata.quota_lookup import QuotaEntity
 
 _COLUMNS: Final = (

@@ -14,7 +14,7 @@ from metaquorum.cli.admin.common.session import (
 )
 from metaquorum.cli.common.output import Column, Row
 from metaquorum.cli.common.times import time_value
-from metaquorum.client.admin import HIGH_WATERMARK
+from metaquorum.client.administration.admin import HIGH_WATERMARK
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.socket_transport import wait
 from metaquorum.runtime.whole_numbers import whole_number

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, Final
 
-from metaquorum.client.admin import LATEST
+from metaquorum.client.administration.admin import LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.consumer import ConsumedRecord
 from metaquorum.client.errors import BrokerError

@@ -10,7 +10,7 @@ from metaquorum.cli.admin.common.session import Session, complete_topics, sessio
 from metaquorum.cli.admin.transactions.describe import producer_row
 from metaquorum.cli.common.output import Column, Row, printable, show_table
 from metaquorum.cli.common.times import iso_text
-from metaquorum.client.topic_survival import Level, Sentence
+from metaquorum.client.administration.topic_survival import Level, Sentence
 from metaquorum.client.transactions.stall_explanation import explain
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction
 

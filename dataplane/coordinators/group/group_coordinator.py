@@ -24,8 +24,6 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from metaquorum.config.resolution import Configs
-from metaquorum.controller.features import check_level
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.dataplane.coordinators.background_writes import BackgroundWrites, PendingChecks
 from metaquorum.dataplane.coordinators.budget_log import BudgetLog
 from metaquorum.dataplane.coordinators.client_budget import is_longer
@@ -40,6 +38,8 @@ from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import METADATA_VERSION
+from metaquorum.quorum.controller.features import check_level
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.runtime.interfaces import sleep
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.primitives.types import ZERO_UUID, Uuid

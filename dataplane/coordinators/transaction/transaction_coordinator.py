@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from metaquorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.dataplane.coordinators.asked import Asked
 from metaquorum.dataplane.coordinators.background_writes import BackgroundWrites
 from metaquorum.dataplane.coordinators.budget_log import BudgetLog
@@ -47,6 +46,7 @@ from metaquorum.dataplane.scheduling.time_slices import Work, pieces
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
+from metaquorum.quorum.controller.features import TRANSACTIONS_LEVEL, check_level
 from metaquorum.runtime.interfaces import sleep
 from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,

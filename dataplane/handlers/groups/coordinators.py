@@ -13,7 +13,6 @@ request for a group has the topic created.
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
-from metaquorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from metaquorum.dataplane.network.worker_addresses import WorkerAddress
 from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
@@ -23,6 +22,7 @@ from metaquorum.dataplane.worker.feature_levels import has_level, needs_level
 from metaquorum.dataplane.worker.internal_topics import InternalTopics
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL, TRANSACTIONS_LEVEL
 from metaquorum.wire.messages.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,

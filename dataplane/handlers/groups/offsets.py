@@ -7,7 +7,6 @@ PIECE_OFFSETS is several writes, each of which checks the member's generation.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
-from metaquorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.dataplane.coordinators.client_budget import ClientBudget
 from metaquorum.dataplane.coordinators.group.committed_offsets import CommittedOffsets, piece_rows
 from metaquorum.dataplane.coordinators.group.group_shard import (
@@ -36,6 +35,7 @@ from metaquorum.dataplane.worker.capabilities import HasSlicer
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.quorum.controller.internal_topics import GROUPS_LEVEL
 from metaquorum.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,

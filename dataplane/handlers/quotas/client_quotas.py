@@ -6,20 +6,20 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.controller.quota_changes import (
+from metaquorum.dataplane.scheduling.time_slices import in_pieces
+from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
+from metaquorum.dataplane.worker.context import Request
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.quota_lookup import EntityPart
+from metaquorum.quorum.controller.quota_changes import (
     FilterPart,
     QuotaChange,
     QuotaFilter,
     QuotaOp,
     checked_entity,
 )
-from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
-from metaquorum.dataplane.scheduling.time_slices import in_pieces
-from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
-from metaquorum.dataplane.worker.context import Request
-from metaquorum.metadata.image import MetadataImage
-from metaquorum.metadata.quota_lookup import EntityPart
-from metaquorum.rpc.methods import CHANGE_QUOTAS, ChangeQuotas
+from metaquorum.quorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.quorum.rpc.methods import CHANGE_QUOTAS, ChangeQuotas
 from metaquorum.wire.messages import alter_client_quotas, describe_client_quotas
 from metaquorum.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,

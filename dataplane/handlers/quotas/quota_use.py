@@ -11,7 +11,6 @@ from typing import Final, Protocol
 import trio
 
 from metaquorum.config.addresses import canonical
-from metaquorum.controller.mutation_quotas import MutationUse
 from metaquorum.dataplane.quotas.muting import ClientName
 from metaquorum.dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
 from metaquorum.dataplane.worker.capabilities import HasControllerClient, HasQuotas
@@ -24,7 +23,8 @@ from metaquorum.metadata.quota_lookup import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.rpc.methods import DESCRIBE_MUTATIONS, DescribeMutations
+from metaquorum.quorum.controller.mutation_quotas import MutationUse
+from metaquorum.quorum.rpc.methods import DESCRIBE_MUTATIONS, DescribeMutations
 from metaquorum.wire.messages.describe_quota_use import (
     AskedClient,
     DescribedUse,

@@ -11,7 +11,7 @@ from typing import Final
 
 from metaquorum.dataplane.scheduling.time_slices import Work, pieces
 from metaquorum.dataplane.worker.context import Request
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.wire.messages.create_delegation_token import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,

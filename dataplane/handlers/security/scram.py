@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Final
 
-from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
 from metaquorum.dataplane.worker.capabilities import AsksController, ReadsMetadata
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.records import ScramCredentialRecord
-from metaquorum.rpc.methods import CHANGE_SCRAM_CREDENTIALS, ChangeScramCredentials
+from metaquorum.quorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.quorum.rpc.methods import CHANGE_SCRAM_CREDENTIALS, ChangeScramCredentials
 from metaquorum.wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,

@@ -7,7 +7,6 @@ three, clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED (KIP-588).
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
-from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.dataplane.coordinators.asked import Asked
 from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoordinator
 from metaquorum.dataplane.coordinators.transaction.transaction import Place
@@ -26,6 +25,7 @@ from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.dataplane.worker.internal_topics import InternalTopics
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, is_internal
+from metaquorum.quorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.wire.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,

@@ -19,7 +19,6 @@ refused, too.
 
 from typing import Final, Protocol, TypeAlias
 
-from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.dataplane.log.segments.producers import NO_OFFSET, TransactionMarker
 from metaquorum.dataplane.network.client import NO_WORKER
 from metaquorum.dataplane.partition.partition import Partition
@@ -28,6 +27,7 @@ from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.dataplane.worker.marker_writer import MarkerWriter
 from metaquorum.dataplane.worker.transaction_states import TransactionStates
+from metaquorum.quorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.wire.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,

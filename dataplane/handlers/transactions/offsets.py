@@ -23,7 +23,6 @@ from typing import Final, Protocol, TypeAlias
 
 import trio
 
-from metaquorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.dataplane.coordinators.group.group_shard import (
     CommitRequest,
     GroupShard,
@@ -46,6 +45,7 @@ from metaquorum.dataplane.worker.capabilities import HasQuotas
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
+from metaquorum.quorum.controller.internal_topics import TRANSACTIONS_LEVEL
 from metaquorum.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,

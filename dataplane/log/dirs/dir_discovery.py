@@ -24,8 +24,13 @@ from metaquorum.dataplane.log.dirs.log_dir import LogDir
 from metaquorum.dataplane.log.segments.files import storage_error, storage_errors
 from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.metadata.records import MAX_LOG_DIRS
+from metaquorum.quorum.storage.data_dir import (
+    Storage,
+    StorageIdentityError,
+    is_formatted,
+    open_storage,
+)
 from metaquorum.runtime.interfaces import Disk, StorageError
-from metaquorum.storage.data_dir import Storage, StorageIdentityError, is_formatted, open_storage
 from metaquorum.wire.primitives.frozen import frozen
 from metaquorum.wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 

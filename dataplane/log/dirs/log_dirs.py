@@ -40,8 +40,8 @@ from metaquorum.dataplane.log.segments.files import (
     UnreadableError,
 )
 from metaquorum.dataplane.log.segments.names import parse_partition_folder
+from metaquorum.quorum.storage.data_dir import Storage
 from metaquorum.runtime.interfaces import Disk, StorageError
-from metaquorum.storage.data_dir import Storage
 from metaquorum.wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 from metaquorum.dataplane.log.segments.sync_failure_marker import SyncFailureMarker
+from metaquorum.quorum.storage.data_dir import DirWatch
 from metaquorum.runtime.interfaces import Disk, File, Identity, StorageError
-from metaquorum.storage.data_dir import DirWatch
 
 MAX_OPEN_FILES: Final = 512
 # Open files of each log directory of many, unless the limit of the process permits fewer.

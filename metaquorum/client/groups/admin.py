@@ -21,7 +21,8 @@ from metaquorum.client.groups.values import GroupDescription, GroupLag, GroupLis
 
 
 class GroupAdmin:
-    """Administration of the groups of one cluster; `metaquorum.client.admin` explains errors."""
+    """Administration of the groups of one cluster; `metaquorum.client.administration.admin`
+    explains errors."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

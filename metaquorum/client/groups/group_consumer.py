@@ -18,7 +18,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from metaquorum.client.admin import EARLIEST, LATEST
+from metaquorum.client.administration.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.consumer import MAX_WAIT_S, ConsumedRecord, Consumer
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError

@@ -8,7 +8,7 @@ without group membership commits.
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.administration.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.coordinators import Outcomes

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.coordinators import subject

@@ -4,7 +4,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import ceil, isfinite
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
+from metaquorum.client.administration.quorum import describe_workers
+from metaquorum.client.administration.replicas import (
+    describe_replicas,
+    reported_configs,
+    topic_config,
+)
 from metaquorum.client.cluster import CONTROLLER, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, broker_error
 from metaquorum.client.move_plans.explanation import SIDES, lowest_operator_throttle
@@ -16,13 +22,11 @@ from metaquorum.client.move_plans.values import (
     Progress,
     StoppedMove,
 )
-from metaquorum.client.quorum import describe_workers
-from metaquorum.client.replicas import describe_replicas, reported_configs, topic_config
 from metaquorum.client.values import Partition, ResourceType, Topic
 from metaquorum.config.definition import LONG_MAX
-from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
-from metaquorum.moves.estimate import worker_traffic
-from metaquorum.moves.plan import PartitionMove, Plan
+from metaquorum.metadata.moves.cluster_state import ClusterState, PartitionState, WorkerState
+from metaquorum.metadata.moves.estimate import worker_traffic
+from metaquorum.metadata.moves.plan import PartitionMove, Plan
 from metaquorum.wire.messages.describe_move_plans import (
     DescribedMovePlan,
     DescribeMovePlansResponse,

@@ -7,7 +7,7 @@ which any Kafka-compatible cluster serves.
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import Cluster
 from metaquorum.client.errors import NotServedError, UnreachableError, broker_error
 from metaquorum.client.values import (
@@ -18,13 +18,13 @@ from metaquorum.client.values import (
     Topic,
     WorkerDescription,
 )
-from metaquorum.moves.cluster_state import (
+from metaquorum.metadata.moves.cluster_state import (
     ClusterState,
     PartitionState,
     WorkerState,
     measured_rates,
 )
-from metaquorum.moves.estimate import RESPONSE_CONFIG, Limits
+from metaquorum.metadata.moves.estimate import RESPONSE_CONFIG, Limits
 
 NETWORK_CONFIG: Final = "network.bytes.per.second"
 WINDOW_CONFIGS: Final = ("replication.quota.window.num", "replication.quota.window.size.seconds")

@@ -28,7 +28,8 @@ from metaquorum.client.transactions.values import (
 
 
 class TransactionAdmin:
-    """Administration of the transactions of one cluster; `metaquorum.client.admin` explains errors.
+    """Administration of the transactions of one cluster; `metaquorum.client.administration.admin`
+    explains errors.
 
     Works with Kafka 3.0 and later.
     """

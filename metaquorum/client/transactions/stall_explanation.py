@@ -13,10 +13,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from metaquorum.client.administration.health import PartitionHealth, Trouble
+from metaquorum.client.administration.topic_survival import Level, Sentence
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.groups.explanation.words import duration, ranges
-from metaquorum.client.health import PartitionHealth, Trouble
-from metaquorum.client.topic_survival import Level, Sentence
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction
 from metaquorum.client.transactions.values import TransactionDescription
 from metaquorum.client.utc_text import utc_text

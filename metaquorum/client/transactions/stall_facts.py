@@ -10,11 +10,11 @@ A node that does not answer, or refuses, is among the `failures`; the other fact
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from metaquorum.client.admin import LATEST, AdminClient
+from metaquorum.client.administration.admin import LATEST, AdminClient
+from metaquorum.client.administration.health import PartitionHealth
+from metaquorum.client.administration.replicas import describe_health
 from metaquorum.client.cluster import Answers, Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, UnreachableError
-from metaquorum.client.health import PartitionHealth
-from metaquorum.client.replicas import describe_health
 from metaquorum.client.transactions.hanging import (
     Coordinated,
     coordinated,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from metaquorum.client.admin import EARLIEST, LATEST
+from metaquorum.client.administration.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.socket_transport import BlockingAdmin, wait

@@ -3,9 +3,9 @@
 from metaquorum.cli.admin.moves.options import ThrottleChoice
 from metaquorum.cli.admin.moves.planning import priced
 from metaquorum.client.move_plans.measuring import limits_of
-from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
-from metaquorum.moves.estimate import Estimate
-from metaquorum.moves.plan import PartitionMove, Plan
+from metaquorum.metadata.moves.cluster_state import ClusterState, PartitionState, WorkerState
+from metaquorum.metadata.moves.estimate import Estimate
+from metaquorum.metadata.moves.plan import PartitionMove, Plan
 
 OLDER = {"replica.fetch.response.max.bytes": 10 << 20}
 NEWER = OLDER | {"replication.quota.window.num": 11, "replication.quota.window.size.seconds": 1}

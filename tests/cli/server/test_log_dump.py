@@ -20,11 +20,10 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import FeatureLevelRecord, encode_record
 from metaquorum.metadata.replay import Replay
-from metaquorum.runtime.system import RealDisk
-from metaquorum.storage.bootstrap_records import read_first_records
-from metaquorum.storage.framing import encode_frame
-from metaquorum.storage.journal import MAGIC
-from metaquorum.storage.journal_ops import (
+from metaquorum.quorum.storage.bootstrap_records import read_first_records
+from metaquorum.quorum.storage.framing import encode_frame
+from metaquorum.quorum.storage.journal import MAGIC
+from metaquorum.quorum.storage.journal_ops import (
     Begin,
     Entry,
     HardState,
@@ -32,7 +31,8 @@ from metaquorum.storage.journal_ops import (
     Truncate,
     encode_ops,
 )
-from metaquorum.storage.snapshot import write_snapshot
+from metaquorum.quorum.storage.snapshot import write_snapshot
+from metaquorum.runtime.system import RealDisk
 from metaquorum.wire.records.records import Record as Stored
 from metaquorum.wire.records.records import encode_batch
 from tests.conformance.clients import Librdkafka, Record, create

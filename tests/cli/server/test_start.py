@@ -41,9 +41,13 @@ NOT_FOR_NODES = {
     "metaquorum.dataplane.prometheus.collector",
     "metaquorum.dataplane.prometheus.endpoint",
     "metaquorum.client.socket_transport",
-    "metaquorum.storage.dump",
+    "metaquorum.quorum.storage.dump",
 }
-OF_CONTROLLERS = {"metaquorum.controller_server", "metaquorum.raft.voter", "pysyncobj"}
+OF_CONTROLLERS = {
+    "metaquorum.quorum.controller_server",
+    "metaquorum.quorum.raft.voter",
+    "pysyncobj",
+}
 OF_WORKERS = {
     "metaquorum.dataplane.handlers.produce",
     "metaquorum.dataplane.log.dirs.log_dirs",

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller import features
 from metaquorum.dataplane.prometheus.collector import Slices, _add_cluster
 from metaquorum.dataplane.prometheus.exposition import Page
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import METADATA_VERSION, FeatureRange
+from metaquorum.quorum.controller import features
 from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from metaquorum.controller.decision import Decision
-from metaquorum.controller.topics import topic_records
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from metaquorum.quorum.controller.decision import Decision
+from metaquorum.quorum.controller.topics import topic_records
 from metaquorum.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,

@@ -5,16 +5,22 @@ from typing import Any
 import pytest
 
 from metaquorum.config.resolution import ConfigSource
-from metaquorum.controller import features
-from metaquorum.controller.plans.move_plans import CANCEL, PAUSE, RESUME, THROTTLE, NewMovePlan
 from metaquorum.dataplane.prometheus.exposition import Page
 from metaquorum.dataplane.prometheus.move_plans import add_move_plans
 from metaquorum.dataplane.prometheus.slices import Slices
 from metaquorum.dataplane.quotas.replication_quota import UNLIMITED
 from metaquorum.metadata.image import MovePlanImage
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
-from metaquorum.rpc import methods
-from metaquorum.rpc.methods import (
+from metaquorum.quorum.controller import features
+from metaquorum.quorum.controller.plans.move_plans import (
+    CANCEL,
+    PAUSE,
+    RESUME,
+    THROTTLE,
+    NewMovePlan,
+)
+from metaquorum.quorum.rpc import methods
+from metaquorum.quorum.rpc.methods import (
     APPEND_MOVES,
     CHANGE_MOVE_PLANS,
     CREATE_MOVE_PLAN,

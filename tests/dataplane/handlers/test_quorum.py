@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller.features import METADATA_VERSION
+from metaquorum.quorum.controller.features import METADATA_VERSION
 from metaquorum.wire.messages.describe_cluster import DescribeClusterRequest
 from metaquorum.wire.messages.describe_quorum import (
     DescribeQuorumPartition,

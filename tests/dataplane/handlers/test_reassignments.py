@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller import features
-from metaquorum.controller.reassignment import Reassignment
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
-from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
+from metaquorum.quorum.controller import features
+from metaquorum.quorum.controller.reassignment import Reassignment
+from metaquorum.quorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
 from metaquorum.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,

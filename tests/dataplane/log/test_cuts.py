@@ -15,7 +15,7 @@ from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
 from metaquorum.dataplane.log.segments.config import LogConfig
 from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
-from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
+from tests.metaquorum.quorum.storage.crash_disk import Crash, CrashDisk
 
 pytestmark = pytest.mark.slow  # loses power at every write
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from metaquorum.client import connect
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime import StorageError
 from metaquorum.wire.primitives.errors import ErrorCode

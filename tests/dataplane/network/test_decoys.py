@@ -3,8 +3,8 @@
 import base64
 from typing import Any, NamedTuple
 
-from metaquorum.client.users import new_upsertion
-from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.client.administration.users import new_upsertion
+from metaquorum.quorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.changes import change_scram_credentials

@@ -8,7 +8,7 @@ import pytest
 
 from metaquorum.dataplane.network.listener_tls import ListenerTls, TlsSettings
 from metaquorum.dataplane.network.principal_mapping import PrincipalMapping
-from metaquorum.rpc.methods import ANONYMOUS
+from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.security.tls_context import TlsFiles
 from tests.metaquorum.security.certificates import Authority
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
-from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.dataplane.network.connection import AUTHENTICATION_SECONDS
 from metaquorum.dataplane.network.login_counts import LoginCounts
 from metaquorum.dataplane.network.sasl_authenticator import MAX_REQUESTS
 from metaquorum.dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.metadata.quota_lookup import USER, EntityPart
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.runtime import sleep
 from metaquorum.security.sasl import PLAIN, client_mechanism
 from metaquorum.security.scram import ScramMechanism, salted_password

@@ -9,7 +9,7 @@ from metaquorum.dataplane.network.worker_addresses import (
 )
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import Endpoint, RegisterWorkerRecord
-from tests.metaquorum.storage.histories import CLUSTER
+from tests.metaquorum.quorum.storage.histories import CLUSTER
 
 
 def registered(worker_id: int, *listeners: str, fenced: bool = False) -> RegisterWorkerRecord:

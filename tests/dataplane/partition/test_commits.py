@@ -6,9 +6,9 @@ from pathlib import Path
 
 import trio
 
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas

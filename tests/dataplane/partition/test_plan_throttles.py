@@ -6,14 +6,14 @@ import trio
 
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import Configs
-from metaquorum.controller.plans.move_plans import START
 from metaquorum.dataplane.partition.plan_throttles import PlanThrottles
 from metaquorum.dataplane.quotas.replication_quota import UNLIMITED, ReplicationQuotas
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, partition_record
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.quorum.controller.plans.move_plans import START
 from tests.dataplane.replication.replicas import Setting
-from tests.metaquorum.controller.plans.test_move_plans import (
+from tests.metaquorum.quorum.controller.plans.test_move_plans import (
     TOPIC_ID,
     changed,
     in_sync,

@@ -6,7 +6,6 @@ from typing import Any
 import trio
 
 from metaquorum.config.definition import Scope
-from metaquorum.controller.decision import Decision
 from metaquorum.dataplane.coordinators.transaction.transaction import State
 from metaquorum.dataplane.coordinators.transaction.transaction_shard import Expected
 from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
@@ -16,6 +15,7 @@ from metaquorum.dataplane.prometheus.exposition import Page
 from metaquorum.dataplane.prometheus.transactions import STATES, add_transactions
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.records import ConfigRecord
+from metaquorum.quorum.controller.decision import Decision
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.prometheus.test_collector import (

@@ -12,13 +12,13 @@ from random import Random
 import trio
 
 from metaquorum.config.resolution import WorkerLayers
-from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.metadata.records import ClientQuotaRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.quorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.runtime.system import RealClock
 
 REQUESTS = 10_000

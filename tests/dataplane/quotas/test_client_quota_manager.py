@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.dataplane.handlers.quotas.client_quotas import SLICE_ENTITIES
 from metaquorum.metadata.quota_lookup import EntityPart
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.wire.messages.alter_client_quotas import AlterClientQuotasRequest
 from metaquorum.wire.messages.describe_client_quotas import (
     ComponentData,

@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from metaquorum.config.definition import Scope
-from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.dataplane.quotas import connection_rates
 from metaquorum.metadata.quota_lookup import IP, EntityPart
-from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs, RequestContext
+from metaquorum.quorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs, RequestContext
 from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import RawClient, Simulated, simulated

@@ -6,7 +6,6 @@ import pytest
 import trio
 
 from metaquorum.config.resolution import WorkerLayers
-from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.quotas.client_quota_manager import CREDIT_S, MAX_CREDIT, ClientQuotas
 from metaquorum.dataplane.quotas.muting import ClientName
@@ -14,6 +13,7 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.metadata.records import ClientQuotaRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.quorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 
 SIZE = 1000
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 import trio
 
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.quotas.client_quota_manager import RateQuotas
 from metaquorum.dataplane.quotas.muting import ClientName
 from metaquorum.dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.simulations.kernel.clock import PIECE_CPU_S
 from metaquorum.simulations.single_node.snapback import per_second, producer
 from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.controller.mutation_quotas import TokenBucket
 from metaquorum.dataplane.quotas.rate_window import RateWindow
+from metaquorum.quorum.controller.mutation_quotas import TokenBucket
 
 
 @pytest.mark.parametrize(

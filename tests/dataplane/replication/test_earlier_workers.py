@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 
-from metaquorum.controller.features import SUPPORTED_FEATURES, UNSTATED_FEATURES
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.replication.earlier_workers import (
     LOG_EVERY_S,
@@ -24,6 +23,7 @@ from metaquorum.dataplane.replication.earlier_workers import (
 from metaquorum.dataplane.replication.replica_authentication import claim_error, fetch_claim_error
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import METADATA_VERSION, Endpoint, RegisterWorkerRecord
+from metaquorum.quorum.controller.features import SUPPORTED_FEATURES, UNSTATED_FEATURES
 from metaquorum.runtime.system import RealNetwork
 from metaquorum.wire.messages.fetch import FetchRequest, ReplicaState
 from metaquorum.wire.primitives.errors import ErrorCode

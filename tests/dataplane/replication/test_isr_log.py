@@ -4,15 +4,15 @@ import logging
 
 import pytest
 
-from metaquorum.controller.worker_registration import register_worker, unfence_worker
 from metaquorum.dataplane.partition.leader_state import UNKNOWN, LeaderState
 from metaquorum.dataplane.replication.isr_log import MOST_NAMED, IsrLog
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, WorkerChangeRecord
 from metaquorum.metadata.replay import replay
+from metaquorum.quorum.controller.worker_registration import register_worker, unfence_worker
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
-from tests.metaquorum.storage.histories import CLUSTER, registration
+from tests.metaquorum.quorum.storage.histories import CLUSTER, registration
 
 
 def image_of(*workers: int) -> MetadataImage:

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
-from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, DialerHandshake, Hello
-from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE
 from metaquorum.dataplane.instruments.log_rate_limit import ADDRESS_LINES
 from metaquorum.dataplane.network.client import NO_WORKER, Client
 from metaquorum.dataplane.network.replies import CloseConnectionError
@@ -25,6 +22,9 @@ from metaquorum.dataplane.replication.replica_authentication import (
 )
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import RegisterWorkerRecord
+from metaquorum.quorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
+from metaquorum.quorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, DialerHandshake, Hello
+from metaquorum.quorum.controller.quota_changes import CONSUMER_BYTE_RATE
 from metaquorum.runtime import Runtime
 from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
 from metaquorum.wire.messages.authenticate_replica import AuthenticateReplicaRequest

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller.quota_changes import (
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
+from metaquorum.quorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     QuotaChange,
     QuotaOp,
 )
-from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from metaquorum.wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,

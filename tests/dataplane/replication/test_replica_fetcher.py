@@ -13,7 +13,6 @@ from typing import TypeVar
 import pytest
 import trio
 
-from metaquorum.channel.handshake import Refusal, decode_hello
 from metaquorum.dataplane.fetch.session_client import FetchLimits
 from metaquorum.dataplane.log.segments.config import LogConfig
 from metaquorum.dataplane.network.client import Client
@@ -30,6 +29,7 @@ from metaquorum.dataplane.replication.replica_fetcher import (
     LeaderAddress,
     ReplicaFetcher,
 )
+from metaquorum.quorum.channel.handshake import Refusal, decode_hello
 from metaquorum.runtime import Connection, Disk, Listener, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, real_runtime
 from metaquorum.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -54,7 +54,7 @@ from tests.dataplane.log.logs import EPOCH, SMALL, append_many, make_batch, open
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
 from tests.dataplane.serving import batch_of
-from tests.metaquorum.channel.nodes import endpoint
+from tests.metaquorum.quorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S
 
 WAIT_MS = 500

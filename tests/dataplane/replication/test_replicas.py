@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller.quota_changes import (
+from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
+from metaquorum.quorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     QuotaChange,
     QuotaOp,
 )
-from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
 from metaquorum.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

@@ -18,7 +18,7 @@ from metaquorum.runtime.system import real_runtime
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.replication.test_follower_state import replica
 from tests.dataplane.replication.together import Together, together
-from tests.metaquorum.channel.nodes import endpoint
+from tests.metaquorum.quorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S, free_port
 
 CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)

@@ -7,13 +7,13 @@ import pytest
 import trio
 
 from metaquorum.client import connect
-from metaquorum.client.admin import AdminClient
-from metaquorum.controller import features
-from metaquorum.controller.features import FeatureUpdate
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.dataplane.worker.internal_topics import CREATE_S
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
-from metaquorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
+from metaquorum.quorum.controller import features
+from metaquorum.quorum.controller.features import FeatureUpdate
+from metaquorum.quorum.rpc.methods import UPDATE_FEATURES, RequestContext, UpdateFeatures
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.together import NODES, PORT, Together, together

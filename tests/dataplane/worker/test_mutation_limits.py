@@ -3,9 +3,9 @@
 import pytest
 import trio
 
-from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import TAKE_MUTATIONS, RequestContext, TakeMutations
+from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quorum.rpc.methods import TAKE_MUTATIONS, RequestContext, TakeMutations
 from metaquorum.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,

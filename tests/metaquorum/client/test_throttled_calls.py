@@ -2,12 +2,12 @@
 
 import pytest
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
+from metaquorum.client.administration.quotas import QuotaEntity
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.consumer import Consumer, Start
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.producer import Appended, Producer, ProducerRecord
-from metaquorum.client.quotas import QuotaEntity
 from metaquorum.client.trio_transport import TrioTransport
 from tests.dataplane.serving import Simulated, simulated
 

@@ -6,7 +6,7 @@ import trio
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import difference
 from metaquorum.metadata.replay import replay
-from tests.metaquorum.storage.histories import CLUSTER, Spec, history
+from tests.metaquorum.quorum.storage.histories import CLUSTER, Spec, history
 
 SOME: list[Spec] = [
     ("register", 1, 1),

@@ -20,11 +20,11 @@ from metaquorum.metadata.records import (
     encode_record,
 )
 from metaquorum.metadata.replay import Replay, replay
-from metaquorum.storage.journal_ops import LogPosition
-from metaquorum.storage.snapshot import SnapshotReader, write_snapshot
+from metaquorum.quorum.storage.journal_ops import LogPosition
+from metaquorum.quorum.storage.snapshot import SnapshotReader, write_snapshot
 from tests.counted_work import allocated_bytes_of, lines_of
-from tests.metaquorum.storage.crash_disk import CrashDisk
-from tests.metaquorum.storage.histories import CLUSTER, SPECS, Spec, history
+from tests.metaquorum.quorum.storage.crash_disk import CrashDisk
+from tests.metaquorum.quorum.storage.histories import CLUSTER, SPECS, Spec, history
 
 EMPTY = MetadataImage.empty(CLUSTER)
 

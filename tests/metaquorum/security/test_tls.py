@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
+from metaquorum.quorum.channel import Caller, Endpoint, HandshakeError, StreamKind
 from metaquorum.runtime.interfaces import Connection, Runtime
 from metaquorum.security.tls_connection import (
     MAX_ANSWER_BYTES,
@@ -29,7 +29,7 @@ from metaquorum.security.tls_connection import (
 from metaquorum.security.tls_context import TlsFiles, TlsFilesError, client_context, server_context
 from metaquorum.simulations.kernel.world import World
 from tests.examples import examples
-from tests.metaquorum.channel.nodes import (
+from tests.metaquorum.quorum.channel.nodes import (
     HOST,
     endpoint,
     in_trio,

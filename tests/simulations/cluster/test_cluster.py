@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from metaquorum.quorum.storage.journal import Journal
+from metaquorum.quorum.storage.journal_ops import Entry
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.simulations.cluster import cluster_scenario, quorum_scenario
 from metaquorum.simulations.cluster.fault_plan import PlannedFault, draw_faults, without
@@ -14,8 +16,6 @@ from metaquorum.simulations.kernel.world import World
 from metaquorum.simulations.mutants.quorum_mutants import prefers_snapshots, sends_again
 from metaquorum.simulations.runner.runs import run_seed
 from metaquorum.simulations.runner.shrinking import shrink_seed
-from metaquorum.storage.journal import Journal
-from metaquorum.storage.journal_ops import Entry
 from tests.simulations.mutant_tests import assert_found
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from metaquorum.simulations.mutants.registry import MUTANTS
-from tests.metaquorum.controller.test_heartbeats import (
+from tests.metaquorum.quorum.controller.test_heartbeats import (
     test_a_shutdown_waits_for_no_worker_that_is_fenced_or_shutting_down as waits_for_live_ones,
 )
 from tests.simulations.mutant_tests import assert_fails_with, assert_found

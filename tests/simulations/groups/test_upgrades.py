@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from metaquorum.controller.features import FeatureUpdate
+from metaquorum.quorum.controller.features import FeatureUpdate
 from metaquorum.simulations.groups.node_versions import NodeVersions
 from metaquorum.simulations.mutants.registry import MUTANTS
 from metaquorum.simulations.mutants.upgrade_mutants import UPGRADE_MUTANTS
 from tests.dataplane.handlers.groups import test_coordinators as groups
 from tests.dataplane.replication import test_upgrading as upgrading
-from tests.metaquorum.controller import test_features as features
-from tests.metaquorum.controller import test_internal_topics as internal_topics
+from tests.metaquorum.quorum.controller import test_features as features
+from tests.metaquorum.quorum.controller import test_internal_topics as internal_topics
 from tests.simulations.mutant_tests import assert_fails_with, assert_found
 
 

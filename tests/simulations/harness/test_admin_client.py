@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from metaquorum.client import InterruptedChangeError, TopicPartition, connect
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.consumer import Consumer, Start
 from metaquorum.client.producer import Producer, ProducerRecord
 from metaquorum.client.values import NewTopic

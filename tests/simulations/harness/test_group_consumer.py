@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from metaquorum.client import InterruptedChangeError, connect
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.errors import AdminError, BrokerError
 from metaquorum.client.groups.group_config import GroupConfig, OffsetReset
 from metaquorum.client.groups.trio_consumer import open_group_consumer

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from metaquorum.simulations.mutants.registry import MUTANTS
-from tests.metaquorum.controller import test_draining as controller
+from tests.metaquorum.quorum.controller import test_draining as controller
 from tests.simulations.mutant_tests import assert_fails_with
 
 

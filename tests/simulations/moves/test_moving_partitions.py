@@ -9,7 +9,7 @@ from metaquorum.simulations.mutants.registry import MUTANTS
 from tests.dataplane.replication.moves import test_added_while_down as added
 from tests.dataplane.replication.moves import test_removed_replicas as removed
 from tests.dataplane.replication.moves import test_under_replicated as behind
-from tests.metaquorum.controller import test_reassignment as controller
+from tests.metaquorum.quorum.controller import test_reassignment as controller
 from tests.simulations.mutant_tests import assert_fails_with
 
 partition = controller.partition

@@ -11,13 +11,13 @@ from tests.dataplane.handlers.test_move_plans import (
 from tests.dataplane.handlers.test_move_plans import (
     test_the_throttle_of_an_operator_stays_and_the_lower_rate_holds as lower_rate_holds,
 )
-from tests.metaquorum.controller.plans.test_move_plans import (
+from tests.metaquorum.quorum.controller.plans.test_move_plans import (
     test_a_cancelled_plan_takes_its_partitions_back as taken_back,
 )
-from tests.metaquorum.controller.plans.test_move_plans import (
+from tests.metaquorum.quorum.controller.plans.test_move_plans import (
     test_a_paused_plan_begins_nothing_and_its_moves_go_on as begins_nothing,
 )
-from tests.metaquorum.controller.plans.test_move_plans import (
+from tests.metaquorum.quorum.controller.plans.test_move_plans import (
     test_a_plan_moves_its_partitions_a_few_at_a_time_in_their_order as a_few_at_a_time,
 )
 from tests.simulations.mutant_tests import assert_fails_with

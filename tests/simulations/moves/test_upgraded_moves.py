@@ -6,10 +6,10 @@ import pytest
 
 from metaquorum.simulations.mutants.registry import MUTANTS
 from metaquorum.simulations.mutants.upgrade_mutants import MOVES_LEVEL_MUTANTS
-from tests.metaquorum.controller import test_draining as draining
-from tests.metaquorum.controller import test_features as features
-from tests.metaquorum.controller import test_reassignment as moves
-from tests.metaquorum.controller.plans import test_move_plans as plans
+from tests.metaquorum.quorum.controller import test_draining as draining
+from tests.metaquorum.quorum.controller import test_features as features
+from tests.metaquorum.quorum.controller import test_reassignment as moves
+from tests.metaquorum.quorum.controller.plans import test_move_plans as plans
 from tests.simulations.mutant_tests import assert_fails_with
 
 # Test that fails with each mutant.

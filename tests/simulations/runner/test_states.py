@@ -2,7 +2,7 @@
 
 from metaquorum.dataplane.coordinators.client_budget import ClientBudget
 from metaquorum.dataplane.quotas.rate_window import RateWindow
-from metaquorum.raft.progress import Progress
+from metaquorum.quorum.raft.progress import Progress
 from metaquorum.simulations.checkers.states import SPARSE, checked_states
 from metaquorum.simulations.kernel.world import World
 

@@ -11,7 +11,7 @@ A worker that does not answer, or refuses, is among the `failures`; the other fa
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
 from metaquorum.client.groups.explanation.activity import (

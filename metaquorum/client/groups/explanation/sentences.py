@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from metaquorum.client.administration.topic_survival import Level
 from metaquorum.client.groups.consumer_protocol import CONSUMER_PROTOCOL
 from metaquorum.client.groups.explanation.activity import GroupActivity, MemberActivity
 from metaquorum.client.groups.explanation.facts import GroupFacts, PartitionProgress, Throttling
 from metaquorum.client.groups.explanation.words import MAX_NAMED, duration, listed, ranges
-from metaquorum.client.topic_survival import Level
 from metaquorum.metadata.quota_lookup import BY_CONFIG, REQUEST_PERCENTAGE, rules_for
 from metaquorum.wire.primitives.frozen import frozen
 

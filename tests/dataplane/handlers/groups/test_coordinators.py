@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import trio
 
-from metaquorum.controller import features
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
+from metaquorum.quorum.controller import features
 from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
 from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
 from metaquorum.wire.messages.leave_group import MemberIdentity

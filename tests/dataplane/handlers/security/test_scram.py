@@ -1,4 +1,5 @@
-"""SCRAM credentials, by the wire; rules: `tests/metaquorum/controller/test_scram_changes.py`."""
+"""SCRAM credentials, by the wire; rules:
+`tests/metaquorum/quorum/controller/test_scram_changes.py`."""
 
 from metaquorum.wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from metaquorum.wire.messages.describe_user_scram_credentials import (

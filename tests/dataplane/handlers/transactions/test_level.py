@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaquorum.controller import features
 from metaquorum.metadata.records import ELIGIBLE_LEADERS, METADATA_VERSION, FeatureRange
+from metaquorum.quorum.controller import features
 from metaquorum.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from metaquorum.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

@@ -19,7 +19,7 @@ from tests.dataplane.log.compaction.compacted import (
     stored_records,
 )
 from tests.dataplane.log.logs import headers_of
-from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
+from tests.metaquorum.quorum.storage.crash_disk import Crash, CrashDisk
 
 pytestmark = pytest.mark.slow  # loses power at every write
 

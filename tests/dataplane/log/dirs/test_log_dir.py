@@ -24,11 +24,11 @@ from metaquorum.dataplane.log.segments.names import (
     parse_partition_folder,
     retired_folder,
 )
+from metaquorum.quorum.storage.data_dir import open_storage
 from metaquorum.runtime.interfaces import File, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
 from metaquorum.simulations.kernel.machine import Machine
 from metaquorum.simulations.kernel.world import World
-from metaquorum.storage.data_dir import open_storage
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 from tests.dataplane.serving import FaultyDisk
 

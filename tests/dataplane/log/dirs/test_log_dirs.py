@@ -22,10 +22,10 @@ from metaquorum.dataplane.log.segments.files import (
     storage_error,
 )
 from metaquorum.dataplane.log.segments.names import PARTITION_METADATA
+from metaquorum.quorum.storage.data_dir import META_PROPERTIES, StorageIdentityError, open_storage
 from metaquorum.runtime.interfaces import Runtime, StorageError
 from metaquorum.runtime.system import RealDisk
 from metaquorum.simulations.kernel.world import World
-from metaquorum.storage.data_dir import META_PROPERTIES, StorageIdentityError, open_storage
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
 

@@ -1,7 +1,7 @@
 """Moves of partitions among the three nodes of `Together`."""
 
-from metaquorum.controller.reassignment import Reassignment
-from metaquorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
+from metaquorum.quorum.controller.reassignment import Reassignment
+from metaquorum.quorum.rpc.methods import REASSIGN_PARTITIONS, ReassignPartitions, RequestContext
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.dataplane.replication.together import Together
 

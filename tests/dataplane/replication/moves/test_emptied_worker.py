@@ -5,13 +5,13 @@ from contextlib import suppress
 import pytest
 
 from metaquorum.client import connect
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.move_plans.admin import MoveAdmin
 from metaquorum.client.move_plans.measuring import described_limits, measured_state
-from metaquorum.moves.balance import drain
-from metaquorum.moves.estimate import estimate
-from metaquorum.moves.plan import read_plan, write_plan
+from metaquorum.metadata.moves.balance import drain
+from metaquorum.metadata.moves.estimate import estimate
+from metaquorum.metadata.moves.plan import read_plan, write_plan
 from tests.dataplane.replication.together import PORT, Together, together
 from tests.dataplane.serving import batch_of
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 
 from metaquorum.client import connect
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.errors import UnreachableError
 from metaquorum.client.move_plans.measuring import described_limits, measured_state
-from metaquorum.moves.balance import spread
-from metaquorum.moves.estimate import estimate
+from metaquorum.metadata.moves.balance import spread
+from metaquorum.metadata.moves.estimate import estimate
 from tests.dataplane.replication.together import PORT, Together, together
 from tests.dataplane.serving import batch_of
 

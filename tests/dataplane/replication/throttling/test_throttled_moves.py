@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from metaquorum.dataplane.quotas.replication_quota import CREDIT_S
-from metaquorum.moves.cluster_state import ClusterState, PartitionState, WorkerState
-from metaquorum.moves.estimate import Limits, estimate
-from metaquorum.moves.plan import PartitionMove, Plan
+from metaquorum.metadata.moves.cluster_state import ClusterState, PartitionState, WorkerState
+from metaquorum.metadata.moves.estimate import Limits, estimate
+from metaquorum.metadata.moves.plan import PartitionMove, Plan
 from metaquorum.wire.messages.start_move_plan import (
     PlannedPartition,
     PlannedTopic,

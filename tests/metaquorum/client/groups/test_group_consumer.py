@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from metaquorum.client import BrokerError, Cluster, TopicPartition, connect, socket_transport
-from metaquorum.client.admin import AdminClient
+from metaquorum.client.administration.admin import AdminClient
 from metaquorum.client.cluster import Node
 from metaquorum.client.connection import BrokerConnection, VersionRange
 from metaquorum.client.consumer import ConsumedRecord

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from metaquorum.client.administration.health import MissingReplica, PartitionHealth
+from metaquorum.client.administration.topic_survival import Level
 from metaquorum.client.cluster import TopicPartition
-from metaquorum.client.health import MissingReplica, PartitionHealth
-from metaquorum.client.topic_survival import Level
 from metaquorum.client.transactions.hanging import why_hanging
 from metaquorum.client.transactions.stall_explanation import explain
 from metaquorum.client.transactions.stall_facts import StallFacts, StallingTransaction

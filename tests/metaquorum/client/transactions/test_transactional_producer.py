@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from metaquorum.client import connect as connect_trio
-from metaquorum.client.admin import LATEST
+from metaquorum.client.administration.admin import LATEST
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError, UnreachableError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin, open_group_consumer

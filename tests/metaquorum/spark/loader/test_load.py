@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import metaquorum.spark
-from metaquorum.client.admin import LATEST
+from metaquorum.client.administration.admin import LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.groups.blocking import BlockingGroupAdmin

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from metaquorum.client import BrokerError, TopicPartition, connect
+from metaquorum.client.administration.topic_survival import Level
 from metaquorum.client.groups.admin import GroupAdmin
 from metaquorum.client.groups.explanation.sentences import explain
-from metaquorum.client.topic_survival import Level
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.replication.together import Together, together

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from metaquorum.client.administration.topic_survival import Level
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import UnreachableError
 from metaquorum.client.groups.consumer_protocol import Assignment, Subscription
@@ -24,7 +25,6 @@ from metaquorum.client.groups.explanation.facts import (
 from metaquorum.client.groups.explanation.sentences import Finding, explain
 from metaquorum.client.groups.explanation.unread import Unread
 from metaquorum.client.groups.explanation.words import duration, ranges
-from metaquorum.client.topic_survival import Level
 from metaquorum.client.usage.quota_use import QuotaUse
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
