@@ -1,4 +1,4 @@
-"""A Kafka-compatible event log: wire protocol, metadata quorum, client, worker, commands, simulator.
+"""A Kafka-compatible event log: protocol, metadata quorum, worker, client, commands, simulator.
 
 Has no code of its own; its packages do not import it, and each may import those before it:
 `wire`, `runtime`, `config`, `security`, `metadata`, `client` and `quorum`, `spark`, `dataplane`,

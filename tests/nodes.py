@@ -49,6 +49,12 @@ _random = (
 _serial = itertools.count()
 
 
+def module_name(path: Path) -> str:
+    """Return the name under which a file of this project is imported; packages end in __init__."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] in ("metaquorum", "tests") else ("metaquorum", *parts))
+
+
 def unique(name: str) -> str:
     """Return a topic name that no other test, process or run uses."""
     return f"{name}-{os.getpid():x}-{time.time_ns() & 0xFFFFFFFF:x}-{next(_serial)}"

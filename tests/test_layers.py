@@ -20,7 +20,7 @@ from metaquorum.cli.common.lazy_group import LazyGroup
 from metaquorum.cli.load.main import main as mq_load
 from metaquorum.cli.server.main import main as mq_server
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.nodes import ROOT
+from tests.nodes import ROOT, module_name
 
 TOPS = ("wire", "metaquorum", "dataplane", "cli", "simulations")
 MOST_MODULES = 22
@@ -33,10 +33,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for top in TOPS:
         for path in (ROOT / top).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if top != "metaquorum":  # a link there (docs/decisions/062-one-name.md)
-                parts = ("metaquorum", *parts)
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            found[module_name(path).removesuffix(".__init__")] = path
     return found
 
 

@@ -33,7 +33,8 @@ from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
 from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Shard, TransactionalShard
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.network.delayed import Timer
-from metaquorum.dataplane.partition.partition import CommitWaiter, Partition
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.waiting import CommitWaiter
 from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.batches import NO_PRODUCER_ID

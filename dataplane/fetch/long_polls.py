@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from metaquorum.dataplane.fetch.parked_polls import ParkedRequests
 from metaquorum.dataplane.network.delayed import Timer, Timers
-from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 
 
 class LongPolls:

@@ -12,8 +12,8 @@ from metaquorum.dataplane.partition.partition import (
     NOT_LEADER,
     NotLeaderOrFollowerError,
     Partition,
-    Watcher,
 )
+from metaquorum.dataplane.partition.waiting import Watcher
 from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError

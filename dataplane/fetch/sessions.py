@@ -35,7 +35,8 @@ from random import Random
 from typing import Final, TypeAlias
 
 from metaquorum.dataplane.fetch.reader import READ_COMMITTED
-from metaquorum.dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
+from metaquorum.dataplane.partition.partition import NO_ERROR, Partition
+from metaquorum.dataplane.partition.waiting import FetchWaiter, Watcher
 from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
 from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError

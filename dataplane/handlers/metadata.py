@@ -62,7 +62,7 @@ class ViewsLeaders(HasImage, Protocol):
     """Capability to read the metadata, and which leaders' processes seem to have stopped."""
 
     @property
-    def isr_manager(self) -> SuspectLeaders: ...
+    def fetchers(self) -> SuspectLeaders: ...
 
 
 class ViewsTopics(ViewsLeaders, HasWorkerId, Protocol):
@@ -138,7 +138,7 @@ def handle_metadata(
         names = [name for t in asked if (name := _new_name(worker, t))]
         if names:
             return _create_first(worker, request, message, names)
-    worker.isr_manager.look_for_ended_leaders(_topics_of(worker.image, asked))
+    worker.fetchers.look_for_ended_leaders(_topics_of(worker.image, asked))
     if _has_suspect_leader(worker, asked):
         return _once_led(worker, request, message, asked)
     found = [_find(worker, request, each) for each in asked]
@@ -181,7 +181,7 @@ def _new_name(worker: HasImage, topic: MetadataRequestTopic) -> str | None:
 
 
 def _has_suspect_leader(worker: ViewsLeaders, asked: list[MetadataRequestTopic]) -> bool:
-    suspects = worker.isr_manager.suspects()
+    suspects = worker.fetchers.suspects()
     if not suspects:
         return False
     return any(
@@ -300,7 +300,7 @@ def _find(worker: HasImage, request: Request, asked: MetadataRequestTopic) -> Fo
 
 def view_of(worker: ViewsTopics, topic: TopicImage) -> TopicView:
     offline = worker.replica_manager.offline(topic.topic_id)
-    return TopicView(worker.image, topic, worker.worker_id, offline, worker.isr_manager.suspects())
+    return TopicView(worker.image, topic, worker.worker_id, offline, worker.fetchers.suspects())
 
 
 def _form(request: Request, message: MetadataRequest) -> ResponseFormat:

@@ -201,7 +201,7 @@ class Collector:
             page.add(f"kafka_log_logcleaner_{name}", getattr(cleaner, name))
         page.add(_REPLICAS + "isrshrinks_total", context.isr_shrinks)
         page.add(_REPLICAS + "isrexpands_total", context.isr_expands)
-        lag = parts.worker.isr_manager.max_lag()
+        lag = parts.worker.fetchers.max_lag()
         page.add("kafka_server_replicafetchermanager_maxlag", lag, clientId="Replica")
 
     def _add_quorum(self, page: Page, role: ControllerRole) -> None:

@@ -14,4 +14,4 @@ def add_replication_quotas(page: Page, isr_manager: IsrManager) -> None:
         page.add("metaquorum_replication_throttled_bytes_total", quota.bytes, side=side)
         if quota.rate_limit != UNLIMITED:
             page.add("metaquorum_replication_throttled_rate_limit", quota.rate_limit, side=side)
-    page.add("metaquorum_replica_lag_sum", isr_manager.sum_of_lags())
+    page.add("metaquorum_replica_lag_sum", isr_manager.fetchers.sum_of_lags())

@@ -1,22 +1,18 @@
 """Replication of one worker's partitions: ISR changes as leader, fetchers as follower.
 
-    leader     followers fetch (`handlers.fetch`) -> `LeaderState` -> ISR changes are proposed to
-               the controller, batched, one request at a time
-    follower   num.replica.fetchers `ReplicaFetcher`s for each leader, and as many for its
-               partitions in which this replica is not in sync
+    leader     followers fetch (`handlers.fetch`) -> `LeaderState` -> `isr_proposals`
+    follower   `fetchers`: a `ReplicaFetcher` fetches partitions from one leader
 
-The metadata decides the roles: `assigned` is called for each changed partition.
+The metadata decides the roles: `assigned` is called for each changed partition. Lost records and
+logs are recorded in the truncation ledger, and reported to the controller.
 """
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
-from random import Random
 from typing import Final, TypeAlias
-from zlib import crc32
 
 import trio
 
@@ -25,18 +21,18 @@ from metaquorum.dataplane.fetch.session_client import FetchLimits, Key
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.recovery.checkpoints import LogOffsets
 from metaquorum.dataplane.network.listeners import ReplicationListener
-from metaquorum.dataplane.partition.leader_state import UNKNOWN, IsrChange
+from metaquorum.dataplane.partition.leader_state import UNKNOWN
 from metaquorum.dataplane.partition.partition import Partition, ReplicaContext
 from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.dataplane.replication import follower_state, truncation_ledger
 from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers, is_earlier
+from metaquorum.dataplane.replication.fetchers import Fetchers
 from metaquorum.dataplane.replication.follower_state import Truncation
-from metaquorum.dataplane.replication.isr_log import IsrLog
+from metaquorum.dataplane.replication.isr_proposals import IsrProposals
 from metaquorum.dataplane.replication.replica_fetcher import (
     FetcherConfig,
     FollowerEvents,
     LeaderAddress,
-    ReplicaFetcher,
 )
 from metaquorum.dataplane.replication.throttle import FollowerThrottle
 from metaquorum.dataplane.replication.truncation_ledger import LostLog, TruncationLedger
@@ -45,54 +41,28 @@ from metaquorum.metadata.image import (
     MetadataDelta,
     MetadataImage,
     PartitionImage,
-    TopicImage,
 )
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.quorum.channel import Endpoint
-from metaquorum.quorum.controller.leaders.alter_partition import PartitionChange
 from metaquorum.quorum.rpc.controller_client import ControllerClient
 from metaquorum.quorum.rpc.methods import (
-    ALTER_PARTITIONS,
     REPORT_DOUBTFUL_LOGS,
     REPORT_LOST_LOGS,
-    AlterPartitions,
     ReportDoubtfulLogs,
     ReportLostLogs,
 )
 from metaquorum.quorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.security.tls_context import ReloadedContext
-from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
+from metaquorum.wire.primitives.errors import KafkaError
 from metaquorum.wire.primitives.types import Uuid
 
 log = logging.getLogger(__name__)
 
-MAX_CHANGES: Final = 1000  # ISR changes in one request
+MAX_LOGS: Final = 1000  # logs in one report
 FIRST_RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 1.0
 ASK_S: Final = 5.0
-SLICE_PARTITIONS: Final = 500
-# A fetcher of replicas that catch up keeps its receive buffer, up to the limit of a response and
-# this number of bytes: for fields that are not records, and a first batch that exceeds the limit.
-SPARE_BYTES: Final = 2 << 20
-
-# Errors that a retry of the same proposal cannot change: the leader may propose another ISR.
-_REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
-# Results after which a metadata change of the partition arrives and ends the proposal.
-_OVERTAKEN: Final = frozenset(
-    (
-        ErrorCode.NONE,
-        ErrorCode.INVALID_UPDATE_VERSION,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.STALE_BROKER_EPOCH,
-        ErrorCode.NEW_LEADER_ELECTED,
-    )
-)
-
-
 _Report: TypeAlias = Callable[[Sequence[Key]], Awaitable[list[KafkaError | None]]]
 
 
@@ -127,33 +97,46 @@ class IsrManager:
         self._loader = loader
         self._controller_client = controller_client
         self.quotas: Final = ReplicationQuotas(configs, runtime.clock.monotonic)
-        self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
-        self._fetchers_per_leader = configs.integer("num.replica.fetchers")
-        self._fetcher_config = FetcherConfig(
-            FetchLimits(
-                configs.integer("replica.fetch.wait.max.ms"),
-                configs.integer("replica.fetch.min.bytes"),
-                configs.integer("replica.fetch.response.max.bytes"),
+        lag_s = configs.integer("replica.lag.time.max.ms") / 1000
+        self.fetchers: Final = Fetchers(
+            self.worker_id,
+            self._broker_epoch,
+            runtime,
+            FetcherConfig(
+                FetchLimits(
+                    configs.integer("replica.fetch.wait.max.ms"),
+                    configs.integer("replica.fetch.min.bytes"),
+                    configs.integer("replica.fetch.response.max.bytes"),
+                ),
+                configs.integer("replica.fetch.max.bytes"),
+                configs.integer("replica.fetch.backoff.ms") / 1000,
+                between_workers.login,
+                tls,
+                FollowerThrottle(self.quotas.follower),
             ),
-            configs.integer("replica.fetch.max.bytes"),
-            configs.integer("replica.fetch.backoff.ms") / 1000,
-            between_workers.login,
-            tls,
-            FollowerThrottle(self.quotas.follower),
+            configs.integer("num.replica.fetchers"),
+            self._address,
+            FollowerEvents(self._truncating, self._failed, self._cutting),
+            endpoint,
+        )
+        self._proposals = IsrProposals(
+            self.worker_id,
+            self._broker_epoch,
+            runtime,
+            loader,
+            controller_client,
+            lag_s,
+            self.is_eligible,
         )
         self.worker_client: Final = self.new_worker_client()
-        self._catch_up_config = replace(
-            self._fetcher_config,
-            kept_bytes=self._fetcher_config.limits.max_bytes + SPARE_BYTES,
-        )
         self.context: Final = ReplicaContext(
             self.worker_id,
             self._broker_epoch,
             runtime.clock.monotonic,
-            self._lag_s,
+            lag_s,
             self.is_eligible,
             {},
-            self._isr_due,
+            self._proposals.due,
         )
         self.earlier_followers: Final = EarlierFollowers(
             runtime.network,
@@ -161,20 +144,10 @@ class IsrManager:
             runtime.clock.monotonic,
             lambda: loader.image,
         )
-        self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
-        self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
-        self._stopped: dict[int, ReplicaFetcher] = {}  # the last one of each leader without one
-        self._fetched_by: dict[Key, tuple[int, int]] = {}
-        # Led partitions with other replicas, and their ISR in the metadata.
-        self._led: dict[Partition, tuple[int, ...]] = {}
-        self._isr_log = IsrLog()
-        self._due: dict[Partition, None] = {}
-        self._is_due = trio.Event()
         self._lost: dict[Key, None] = {}  # failed logs not yet reported to the controller
         self._has_lost = trio.Event()
         self.log_dirs: LogDirs | None = None
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
-        self._nursery: trio.Nursery | None = None
         self._losses: list[truncation_ledger.Entry] = []  # unclean elections to record
 
     def new_worker_client(self) -> WorkerClient:
@@ -200,34 +173,6 @@ class IsrManager:
             broker_epoch in (UNKNOWN, image.workers[replica_id].broker_epoch)
         )
 
-    def suspects(self) -> frozenset[int]:
-        """Return the leaders that have just closed a connection: their process may have ended.
-
-        A leader stays suspect after its partitions here have got another leader: responses name
-        that leader later, when all parts of this worker have applied the metadata.
-        """
-        stopped = self._stopped.values()
-        return frozenset(
-            fetcher.leader_id
-            for fetcher in (*(each for each, _ in self._fetchers.values()), *stopped)
-            if fetcher.is_leader_suspect
-        )
-
-    def look_for_ended_leaders(self, topics: Sequence[TopicImage]) -> None:
-        """Let `suspects` include leaders of `topics` whose connections have just ended.
-
-        Each look at a connection is a system call, so other leaders are left out; except for more
-        partitions than there are connections, as looking for their leaders would take longer.
-        """
-        if sum([len(topic.partitions) for topic in topics]) >= len(self._fetchers):
-            for fetcher, _ in self._fetchers.values():
-                fetcher.look_for_end()
-            return
-        for leader_id in {partition.leader for topic in topics for partition in topic.partitions}:
-            for number in range(2 * self._fetchers_per_leader):
-                if (known := self._fetchers.get((leader_id, number))) is not None:
-                    known[0].look_for_end()
-
     def heard_from(self, replica_id: int) -> None:
         """Record the time of a fetch by this replica, of any partitions."""
         self.context.heard[replica_id] = self._runtime.clock.monotonic()
@@ -238,31 +183,13 @@ class IsrManager:
 
     def assigned(self, partition: Partition) -> None:
         """Apply a possible change of the partition's leader, replicas or ISR."""
-        key = partition.topic_id, partition.index
-        followed = partition.leader_id if partition.is_follower else None
-        fetcher_at = None if followed is None else (followed, self._number(partition))
-        self._stop_fetching(key, unless=fetcher_at)
-        if fetcher_at is not None:
-            self._fetched_by[key] = fetcher_at
-            self._fetcher(fetcher_at).add(partition, partition.leader_epoch)
-        if partition.leader_state is not None:
-            self._note_isr(partition, partition.leader_state.made)
-            self._isr_due(partition)
-        else:
-            self._led.pop(partition, None)
-            self._due.pop(partition, None)
-
-    def _note_isr(self, partition: Partition, own: IsrChange | None) -> None:
-        before, state = self._led.get(partition), partition.state
-        if before is not None and before != state.isr:
-            self._isr_log.note(str(partition), before, state, own, self._loader.image)
-        self._led[partition] = state.isr
+        self.fetchers.assigned(partition)
+        self._proposals.assigned(partition)
 
     def removed(self, partition: Partition) -> None:
         """Stop the replication of a partition that this worker no longer hosts or cannot use."""
-        self._stop_fetching((partition.topic_id, partition.index), unless=None)
-        self._led.pop(partition, None)
-        self._due.pop(partition, None)
+        self.fetchers.removed(partition)
+        self._proposals.removed(partition)
 
     def lost(self, topic_id: Uuid, index: int) -> None:
         """Schedule the report to the controller that the partition's log cannot be used."""
@@ -287,7 +214,7 @@ class IsrManager:
         failures = 0
         left = list(logs)
         while left:
-            part = left[:MAX_CHANGES]
+            part = left[:MAX_LOGS]
             try:
                 answers = await report(part)
             except KafkaError as error:
@@ -295,7 +222,7 @@ class IsrManager:
             if self._session.is_replaced:
                 return False
             refused = [key for key, each in zip(part, answers, strict=True) if each is not None]
-            left = refused + left[MAX_CHANGES:]
+            left = refused + left[MAX_LOGS:]
             failures = failures + 1 if refused else 0
             if failures:
                 log.log(
@@ -316,74 +243,10 @@ class IsrManager:
         if self._losses:
             losses, self._losses = self._losses, []
             await self.ledger.record(losses)
-        self._isr_log.log_changes()
+        self._proposals.log_changes()
         if delta.worker_ids:
-            for fetcher, _ in list(self._fetchers.values()):
-                fetcher.look_at_leader()
-            for number, partition in enumerate(list(self._led)):
-                partition.advance()
-                partition.look_at_starts()
-                partition.expect_joins()
-                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
-                    await trio.lowlevel.checkpoint()
-
-    def _number(self, partition: Partition) -> int:
-        """Return the number of the leader's fetcher for the partition.
-
-        Replicas out of sync have fetchers of their own: their large responses would delay the
-        in-sync ones, for which producers wait (with 2 GB to catch up, acks=all took 30 ms instead
-        of 2 ms).
-        """
-        number = crc32(partition.topic_id, partition.index) % self._fetchers_per_leader
-        is_in_sync = self.worker_id in partition.isr
-        return number if is_in_sync else number + self._fetchers_per_leader
-
-    def _stop_fetching(self, key: Key, *, unless: tuple[int, int] | None) -> None:
-        at = self._fetched_by.get(key)
-        if at is None or at == unless:
-            return
-        del self._fetched_by[key]
-        fetcher, scope = self._fetchers[at]
-        fetcher.remove(key)
-        if not len(fetcher):
-            del self._fetchers[at]
-            self._stopped[at[0]] = fetcher
-            scope.cancel()
-
-    def max_lag(self) -> int:
-        """Return the largest number of committed records that a follower here has not fetched."""
-        return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
-
-    def sum_of_lags(self) -> int:
-        """Return the committed records that the followers here have not fetched, in all."""
-        return sum(fetcher.sum_of_lags for fetcher, _ in self._fetchers.values())
-
-    def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
-        known = self._fetchers.get(at)
-        if known is not None:
-            return known[0]
-        leader_id, number = at
-        self._stopped.pop(leader_id, None)
-        fetcher = ReplicaFetcher(
-            self.worker_id,
-            self._broker_epoch,
-            leader_id,
-            self._runtime,
-            self._fetcher_config if number < self._fetchers_per_leader else self._catch_up_config,
-            lambda: self._address(leader_id),
-            self._events,
-            self._endpoint,
-            Random(self._runtime.random.getrandbits(64)),  # noqa: S311 - for jitter
-        )
-        scope = trio.CancelScope()
-        self._fetchers[at] = fetcher, scope
-        if self._nursery is not None:
-            self._nursery.start_soon(self._run_fetcher, fetcher, scope)
-        return fetcher
-
-    async def _run_fetcher(self, fetcher: ReplicaFetcher, scope: trio.CancelScope) -> None:
-        with scope:
-            await fetcher.run()
+            self.fetchers.look_at_leaders()
+            await self._proposals.workers_changed()
 
     def _address(self, leader_id: int) -> LeaderAddress | None:
         image = self._loader.image
@@ -460,15 +323,11 @@ class IsrManager:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for fetcher, scope in self._fetchers.values():
-                nursery.start_soon(self._run_fetcher, fetcher, scope)
-            nursery.start_soon(self._look_for_lag)
+            nursery.start_soon(self.fetchers.run)
             nursery.start_soon(self._report_lost)
-            self._nursery = nursery
             try:
-                await self._propose_changes()
+                await self._proposals.run()
             finally:
-                self._nursery = None  # partitions assigned during the shutdown are not fetched
                 self.worker_client.close()
 
     async def _report(self, logs: Sequence[Key], *, recreated: bool) -> list[KafkaError | None]:
@@ -494,7 +353,7 @@ class IsrManager:
         while True:
             await self._has_lost.wait()
             self._has_lost = trio.Event()
-            lost = list(islice(self._lost, MAX_CHANGES))
+            lost = list(islice(self._lost, MAX_LOGS))
             if not lost:
                 continue
             try:
@@ -517,111 +376,3 @@ class IsrManager:
                     )
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
                 await sleep(self._runtime.clock, retry_s)
-
-    def _isr_due(self, partition: Partition) -> None:
-        self._due[partition] = None
-        self._is_due.set()
-
-    async def _look_for_lag(self) -> None:
-        """Propose to remove lagging replicas from ISRs, until cancelled."""
-        while True:
-            await sleep(self._runtime.clock, self._lag_s / 2)
-            now = self._runtime.clock.monotonic()
-            for number, partition in enumerate(list(self._led)):
-                leadership = partition.leader_state
-                if leadership is not None:
-                    partition.advance()
-                    if leadership.lagging(partition.log.log_end_offset, now):
-                        self._isr_due(partition)
-                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
-                    await trio.lowlevel.checkpoint()
-
-    async def _propose_changes(self) -> None:
-        """Send due ISR proposals to the controller until cancelled."""
-        failures = 0
-        while True:
-            await self._is_due.wait()
-            self._is_due = trio.Event()
-            changes = self._changes_due()
-            if not changes:
-                continue
-            try:
-                request = AlterPartitions(
-                    self.worker_id,
-                    self._broker_epoch(),
-                    [_row(partition, change) for partition, change in changes],
-                )
-                committed = await self._controller_client.ask(
-                    ALTER_PARTITIONS, request, timeout_s=ASK_S
-                )
-            except KafkaError as error:
-                failures += 1
-                if failures == 1:
-                    log.warning(
-                        "cannot propose ISR changes to the controller: %s; retrying", error.message
-                    )
-                self._settle(changes, [error.code] * len(changes), lost=True)
-            else:
-                failures = 0
-                self._settle(changes, committed.answer, lost=False)
-            if any(partition in self._due for partition, _ in changes):
-                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
-                await sleep(self._runtime.clock, retry_s * self._runtime.random.uniform(0.5, 1.0))
-
-    def _changes_due(self) -> list[tuple[Partition, IsrChange]]:
-        now = self._runtime.clock.monotonic()
-        changes: list[tuple[Partition, IsrChange]] = []
-        while self._due and len(changes) < MAX_CHANGES:
-            partition = next(iter(self._due))
-            del self._due[partition]
-            leadership = partition.leader_state
-            if leadership is None or partition.offline is not None:
-                continue
-            change = leadership.proposed  # sent before with unknown outcome
-            if change is None:
-                change = leadership.propose(
-                    partition.high_watermark, partition.log.log_end_offset, now, self.is_eligible
-                )
-            if change is not None:
-                changes.append((partition, change))
-        if self._due:
-            self._is_due.set()
-        return changes
-
-    def _settle(
-        self,
-        changes: Sequence[tuple[Partition, IsrChange]],
-        codes: Sequence[ErrorCode],
-        *,
-        lost: bool,
-    ) -> None:
-        refused: list[tuple[Partition, ErrorCode]] = []
-        for (partition, change), code in zip(changes, codes, strict=True):
-            leadership = partition.leader_state
-            if leadership is None or leadership.proposed is not change:
-                continue  # a metadata change came before the response
-            if not lost and code in _OVERTAKEN:
-                continue
-            if lost or code not in _REFUSED:
-                leadership.lost(change)
-            else:
-                leadership.refused(change)
-                refused.append((partition, code))
-            self._isr_due(partition)
-        if refused:
-            partition, code = refused[0]
-            others = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
-            log.info(
-                "the controller refused the proposed ISR of %s: %s%s", partition, code.name, others
-            )
-
-
-def _row(partition: Partition, change: IsrChange) -> PartitionChange:
-    return PartitionChange(
-        partition.topic_id,
-        partition.index,
-        change.leader_epoch,
-        change.partition_epoch,
-        change.isr,
-        change.broker_epochs,
-    )

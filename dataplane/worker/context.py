@@ -29,6 +29,7 @@ from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.partition.pending_deletes import PendingDeletes
 from metaquorum.dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.dataplane.quotas.replication_quota import PlanLimits
+from metaquorum.dataplane.replication.fetchers import Fetchers
 from metaquorum.dataplane.replication.isr_manager import IsrManager
 from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
 from metaquorum.dataplane.replication.replica_authentication import ReplicaAuthenticator
@@ -183,6 +184,10 @@ class Worker:
     @property
     def isr_manager(self) -> IsrManager:
         return self.replica_manager.replication
+
+    @property
+    def fetchers(self) -> Fetchers:
+        return self.isr_manager.fetchers
 
     @property
     def plan_limits(self) -> tuple[PlanLimits, ...]:

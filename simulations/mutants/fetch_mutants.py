@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from metaquorum.dataplane.fetch.sessions import SessionPartition
-from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 

@@ -7,7 +7,7 @@ from metaquorum.dataplane.fetch.long_polls import LongPolls
 from metaquorum.dataplane.fetch.parked_polls import ParkedRequests
 from metaquorum.dataplane.fetch.reader import FetchReader
 from metaquorum.dataplane.network.delayed import DelayedResponse
-from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 from metaquorum.dataplane.scheduling.time_slices import Work
 from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse
 

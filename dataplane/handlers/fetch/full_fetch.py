@@ -16,7 +16,8 @@ from metaquorum.dataplane.handlers.fetch.capabilities import KeepsSessions
 from metaquorum.dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
 from metaquorum.dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
 from metaquorum.dataplane.handlers.fetch.response_rows import Rows
-from metaquorum.dataplane.partition.partition import FetchWaiter, Partition, Watcher
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.waiting import FetchWaiter, Watcher
 from metaquorum.dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     PIECE_ROWS,

@@ -5,7 +5,7 @@ import trio.testing
 
 from metaquorum.dataplane.fetch.long_polls import LongPolls
 from metaquorum.dataplane.network.delayed import Timers
-from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import in_trio
 

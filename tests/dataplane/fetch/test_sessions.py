@@ -19,7 +19,7 @@ from metaquorum.dataplane.fetch.sessions import (
 )
 from metaquorum.dataplane.handlers.fetch.handler import handle_fetch
 from metaquorum.dataplane.network.client import Client
-from metaquorum.dataplane.partition.partition import FetchWaiter
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 from metaquorum.dataplane.scheduling.time_slices import at_once
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest

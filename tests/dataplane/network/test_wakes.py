@@ -5,7 +5,7 @@ from pathlib import Path
 import trio
 
 from metaquorum.dataplane.network.delayed import CALLED_AT_ONCE, Timers
-from metaquorum.dataplane.partition.partition import NOTIFIED_AT_ONCE
+from metaquorum.dataplane.partition.waiting import NOTIFIED_AT_ONCE
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import batch_of, in_trio, serving
 

@@ -11,7 +11,8 @@ from metaquorum.config.resolution import WorkerLayers
 from metaquorum.dataplane.config.topic import TopicConfig
 from metaquorum.dataplane.fetch.sessions import FetchSession
 from metaquorum.dataplane.log.segments.files import DiskFullError, OpenFiles
-from metaquorum.dataplane.partition.partition import FetchWaiter, Partition
+from metaquorum.dataplane.partition.partition import Partition
+from metaquorum.dataplane.partition.waiting import FetchWaiter
 from metaquorum.wire.messages.fetch import FetchPartition, PartitionData
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from tests.dataplane.log.logs import EPOCH, append, make_batch, open_log

@@ -309,7 +309,7 @@ def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
         client = await cluster.connect(1)
         await client.produce("t", batch_of(b"one"))
         await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 1)
-        assert cluster.worker(2).isr_manager.max_lag() == 0
+        assert cluster.worker(2).fetchers.max_lag() == 0
         await cluster.kill(2)
         await cluster.until(lambda: len(cluster.replica(1, "t").isr) == 1)
         count = 200
@@ -319,7 +319,7 @@ def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
         lags: list[int] = []
 
         def has_caught_up() -> bool:
-            lag = cluster.worker(2).isr_manager.max_lag()
+            lag = cluster.worker(2).fetchers.max_lag()
             end = cluster.replica(2, "t").log.log_end_offset
             if lag:
                 lags.append(lag)

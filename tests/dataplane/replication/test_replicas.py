@@ -187,7 +187,7 @@ def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
 
 def fetched_together(cluster: Together, node: int) -> list[set[str]]:
     """Return the topics of each of the worker's fetchers."""
-    fetchers = [fetcher for fetcher, _ in cluster.worker(node).isr_manager._fetchers.values()]
+    fetchers = cluster.worker(node).fetchers
     return sorted(({each.topic for each in one.partitions()} for one in fetchers), key=sorted)
 
 

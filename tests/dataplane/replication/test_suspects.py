@@ -75,7 +75,7 @@ def test_metadata_is_told_when_the_next_leader_is_known() -> None:
         await cluster.create("t", (1, 2, 3))
         await cluster.until(lambda: cluster.replica(2, "t").is_follower)
         await cluster.kill(1)
-        await cluster.until(lambda: 1 in cluster.worker(2).isr_manager.suspects())
+        await cluster.until(lambda: 1 in cluster.worker(2).fetchers.suspects())
         assert cluster.state("t", 2).leader == 1
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
@@ -89,14 +89,14 @@ def test_metadata_is_told_before_the_fetcher_has_read_the_end_of_its_connection(
     async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         await cluster.until(lambda: cluster.replica(2, "t").is_follower)
-        isr_manager = cluster.worker(2).isr_manager
-        ((fetcher, _),) = isr_manager._fetchers.values()
+        fetchers = cluster.worker(2).fetchers
+        (fetcher,) = fetchers
         await cluster.until(lambda: fetcher._stream is not None)
         connection = fetcher._stream.connection
         connection._in._wake_reader = lambda: None  # the task does not run
         await cluster.kill(1)
         await cluster.until(connection.is_ended)
-        assert isr_manager.suspects() == frozenset()
+        assert fetchers.suspects() == frozenset()
         assert cluster.state("t", 2).leader == 1
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
@@ -110,8 +110,8 @@ def test_only_leaders_that_a_response_names_are_asked_whether_their_process_has_
     async def scenario(cluster: Together) -> None:
         await cluster.create("a", (1, 2))
         await cluster.create("b", (3, 2))
-        isr_manager = cluster.worker(2).isr_manager
-        fetchers = [fetcher for fetcher, _ in isr_manager._fetchers.values()]
+        suspects = cluster.worker(2).fetchers.suspects
+        fetchers = list(cluster.worker(2).fetchers)
         assert {fetcher.leader_id for fetcher in fetchers} == {1, 3}
         await cluster.until(lambda: all(fetcher._stream is not None for fetcher in fetchers))
         connections = [fetcher._stream.connection for fetcher in fetchers]
@@ -120,11 +120,11 @@ def test_only_leaders_that_a_response_names_are_asked_whether_their_process_has_
         for node in (1, 3):
             cluster.world.internet.reset("node-2", f"node-{node}")
         await cluster.until(lambda: all(connection.is_ended() for connection in connections))
-        assert isr_manager.suspects() == frozenset()
+        assert suspects() == frozenset()
         await cluster.described(2, "a")
-        assert isr_manager.suspects() == {1}
+        assert suspects() == {1}
         await cluster.described(2, "b")
-        assert isr_manager.suspects() >= {3}
+        assert suspects() >= {3}
 
     together(scenario)
 
@@ -144,7 +144,7 @@ def test_metadata_is_told_while_the_worker_applies_the_election() -> None:
 
         worker.groups.publish = publish_later
         await cluster.kill(1)
-        await cluster.until(lambda: not worker.isr_manager._fetchers)
+        await cluster.until(lambda: not list(worker.fetchers))
         assert cluster.state("t", 2).leader == 1
         told: list[Any] = []
 
@@ -166,7 +166,7 @@ def test_metadata_is_told_in_time_where_there_is_no_next_leader() -> None:
         await cluster.until(lambda: cluster.replica(2, "t").is_follower)
         await cluster.kill(3)
         await cluster.kill(1)
-        await cluster.until(lambda: 1 in cluster.worker(2).isr_manager.suspects())
+        await cluster.until(lambda: 1 in cluster.worker(2).fetchers.suspects())
         began = cluster.world.now
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)

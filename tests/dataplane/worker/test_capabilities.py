@@ -7,12 +7,11 @@ These tests check the reverse by syntax: each listed part is used by a handler.
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
-from tests.nodes import ROOT
+from tests.nodes import ROOT, module_name
 
 HANDLERS = "metaquorum.dataplane.handlers"
 CAPABILITIES = "metaquorum.dataplane.worker.capabilities"
@@ -31,14 +30,10 @@ MOST_IN_ALL = 13
 Name: TypeAlias = tuple[str, str]  # module, and name in it
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
 def sources() -> dict[str, str]:
     paths = list((ROOT / "dataplane/handlers").rglob("*.py"))
     paths += [ROOT / f"{module.replace('.', '/')}.py" for module in OTHERS]
-    found = {module_name(path): path.read_text() for path in paths}
+    found = {module_name(path.resolve()): path.read_text() for path in paths}
     assert found.pop(DISPATCHER)
     return found
 

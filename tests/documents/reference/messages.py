@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.documents.reference.markdown import code, table
-from tests.nodes import ROOT
+from tests.nodes import ROOT, module_name
 
 _LEVELS = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR", "critical": "CRITICAL"}
 _LOGGERS = {"log", "logger"}
@@ -206,7 +206,7 @@ def _calls(function: _Function) -> Iterator[ast.Call]:
 
 
 def _of_module(path: Path) -> Iterator[Message]:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    module = module_name(path)
     tree = ast.parse(path.read_text())
     yield from _log_lines(module, tree)
     for node in ast.walk(tree):

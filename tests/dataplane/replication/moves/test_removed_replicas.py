@@ -41,7 +41,7 @@ def test_a_follower_that_is_removed_deletes_its_log() -> None:
         await cluster.until(lambda: not holds(cluster, 2))
         (name,) = folders(cluster, 2, "t")
         assert name.endswith("-delete")
-        assert not cluster.worker(2).replica_manager.replication._fetched_by.keys() - {
+        assert not set(cluster.worker(2).fetchers.fetched) - {
             (cluster.worker(2).image.topic("other").topic_id, 0)
         }
         await cluster.until(lambda: not folders(cluster, 2, "t"), 120.0)

@@ -191,7 +191,7 @@ class Experiment:
     def lag(self) -> int:
         """Return SumReplicaLag of all workers: committed records that followers are missing."""
         return sum(
-            self.cluster.worker(id_).isr_manager.sum_of_lags()
+            self.cluster.worker(id_).fetchers.sum_of_lags()
             for id_, node in self.cluster.nodes.items()
             if node.serving
         )
