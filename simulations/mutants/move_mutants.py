@@ -1,4 +1,4 @@
-"""Mutants of moves: rules of the controller and of the workers, one removed at a time."""
+"""Mutants of moves and of draining workers: rules of the controller and of the workers."""
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,7 +10,7 @@ from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication import replica_manager
 from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import NO_LEADER
-from metaquorum.quorum.controller import reassignment
+from metaquorum.quorum.controller import reassignment, topics
 from metaquorum.quorum.controller.leaders import leader_selection
 from metaquorum.quorum.controller.leaders.leader_selection import nobody
 from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
@@ -207,6 +207,40 @@ MOVE_MUTANTS: Final = tuple(
             "replicas that a move adds count for the metric of under-replicated partitions",
             ("R11",),
             _adding_counted_as_behind,
+        ),
+    )
+)
+
+
+# Draining workers
+
+
+def _replicas_on_draining() -> AbstractContextManager[None]:
+    return swapped(topics, "draining_workers", lambda _: lambda image: [])
+
+
+def _draining_elected() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _first_able(partition: Any, candidates: Any, is_live: Any, _: Any) -> Any:
+            return right(partition, candidates, is_live, nobody)
+
+        return _first_able
+
+    return swapped(leader_selection, "_first_able", wrong)
+
+
+DRAINING_MUTANTS: Final = tuple(
+    Mutant(name, about, "moving-partitions", ("R14",), apply)
+    for name, about, apply in (
+        (
+            "replicas-on-draining",
+            "new partitions are placed on draining workers, too",
+            _replicas_on_draining,
+        ),
+        (
+            "draining-elected",
+            "an election takes the first replica, also on a draining worker",
+            _draining_elected,
         ),
     )
 )

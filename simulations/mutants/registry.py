@@ -31,7 +31,6 @@ from metaquorum.quorum.storage.journal import Journal
 from metaquorum.runtime.interfaces import Disk, write_atomically
 from metaquorum.simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from metaquorum.simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
-from metaquorum.simulations.mutants.draining_mutants import DRAINING_MUTANTS
 from metaquorum.simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from metaquorum.simulations.mutants.group_mutants import GROUP_MUTANTS
 from metaquorum.simulations.mutants.interleaving_mutants import CHECK_MUTANTS
@@ -39,7 +38,7 @@ from metaquorum.simulations.mutants.load_mutants import LOAD_MUTANTS
 from metaquorum.simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
 from metaquorum.simulations.mutants.log_mutants import LOG_MUTANTS
 from metaquorum.simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
-from metaquorum.simulations.mutants.move_mutants import MOVE_MUTANTS
+from metaquorum.simulations.mutants.move_mutants import DRAINING_MUTANTS, MOVE_MUTANTS
 from metaquorum.simulations.mutants.plan_mutants import PLAN_MUTANTS
 from metaquorum.simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
 from metaquorum.simulations.mutants.quota_mutants import QUOTA_MUTANTS
@@ -48,6 +47,7 @@ from metaquorum.simulations.mutants.replication_mutants import (
     REGISTRATION_MUTANTS,
     REPLICATION_MUTANTS,
 )
+from metaquorum.simulations.mutants.state_mutants import STATE_MUTANTS
 from metaquorum.simulations.mutants.sync_mutants import FAULT_MUTANTS
 from metaquorum.simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
 from metaquorum.simulations.mutants.transaction_mutants import TRANSACTION_MUTANTS
@@ -435,5 +435,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *MOVE_MUTANTS,
         *LOG_DIR_MUTANTS,
         *DRAINING_MUTANTS,
+        *STATE_MUTANTS,
     )
 }

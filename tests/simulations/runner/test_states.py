@@ -1,10 +1,29 @@
 """Objects are checked after their steps while a world runs, and as they are otherwise."""
 
+import pytest
+
 from metaquorum.dataplane.coordinators.client_budget import ClientBudget
 from metaquorum.dataplane.quotas.rate_window import RateWindow
 from metaquorum.quorum.raft.progress import Progress
 from metaquorum.simulations.checkers.states import SPARSE, checked_states
 from metaquorum.simulations.kernel.world import World
+from metaquorum.simulations.mutants.registry import MUTANTS
+from metaquorum.simulations.mutants.state_mutants import STATE_MUTANTS
+from tests.simulations.mutant_tests import assert_found
+
+# The cheapest seed known to find each.
+SOONEST = {
+    "proposal-kept": 1,
+    "answered-bytes-kept": 0,
+    "partitions-counted-for-ever": 0,
+    "client-numbers-kept": 0,
+    "metadata-of-members-kept": 0,
+    "own-epoch-kept": 0,
+    "partitions-after-the-end": 0,
+    "recovery-point-kept": 14,
+    "latest-epoch-kept": 0,
+    "short-samples": 0,
+}
 
 
 def violations_of(world: World) -> list[str]:
@@ -51,3 +70,14 @@ def test_a_peer_that_lost_its_log_is_no_longer_at_what_it_had_matched() -> None:
     progress.refused(1, 0)
     assert progress.matched_index == 0
     progress.check_invariants()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOONEST)
+def test_a_contradiction_that_no_client_sees_is_found(name: str) -> None:
+    assert MUTANTS[name].found_as == ("I1",)
+    assert_found(name, SOONEST[name])
+
+
+def test_every_mutant_of_states_is_looked_for() -> None:
+    assert SOONEST.keys() == {mutant.name for mutant in STATE_MUTANTS}
