@@ -1,6 +1,7 @@
 """Processes of this machine, as /proc shows them; without /proc there are none."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from metaquorum.wire.primitives.frozen import frozen
 
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+KERNEL_THREADS = 2  # pid of their parent
+EXEC_S = 0.5  # at most, from the moment at which `Popen` returns until arguments can be read
 
 
 @frozen
@@ -55,11 +58,23 @@ def state(pid: int) -> ProcessState | None:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; empty if they cannot be read."""
-    try:
-        data = (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return {}
+    """Return the variables with which a process was started; empty if they cannot be read.
+
+    A process that executes a program has neither arguments nor variables for a moment, during which
+    `Popen` has returned already: they are read again then.
+    """
+    ends = time.monotonic() + EXEC_S
+    while True:
+        has_begun = bool(command(pid))
+        try:
+            data = (PROC / str(pid) / "environ").read_bytes()
+        except OSError:
+            return {}
+        if data or has_begun or time.monotonic() > ends:
+            break
+        found = state(pid)
+        if found is None or found.is_zombie or KERNEL_THREADS in (pid, found.parent):
+            break
     pairs = (part.partition(b"=") for part in data.split(b"\0") if part)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 

@@ -18,7 +18,10 @@ from metaquorum.quorum.controller.worker_registration import (
     unfence_worker,
 )
 from metaquorum.wire.primitives.errors import ErrorCode
-from tests.metaquorum.quorum.controller.test_leader_selection import may_be_unclean, partition
+from tests.metaquorum.quorum.controller.leaders.test_leader_selection import (
+    may_be_unclean,
+    partition,
+)
 from tests.metaquorum.quorum.storage.histories import CLUSTER, registration
 
 TOPIC_ID = bytes(range(16))
