@@ -44,7 +44,7 @@ _NO_OFFSET: Final = -1
 class Checkpoints(Protocol):
     def dir_of(self, partition: tuple[str, int], /) -> LogDir | None: ...
 
-    async def checkpoint_one(self, log_dir: LogDir, /) -> None: ...
+    async def checkpoint(self, log_dir: LogDir, /) -> None: ...
 
 
 class HostedRecords(Protocol):
@@ -115,7 +115,7 @@ async def _keep(
         for log_dir, results in list(of_dir.items()):
             try:
                 if log_dir is not None:
-                    await worker.replica_manager.log_dirs.checkpoint_one(log_dir)
+                    await worker.replica_manager.log_dirs.checkpoint(log_dir)
                     del of_dir[log_dir]
                     continue
             except DiskFullError:

@@ -1,7 +1,8 @@
 """Background tasks of a worker: flushes, retention, checkpoints, compaction, removal of files.
 
 Each task is a loop that sleeps until the task is due. A log that fails is reported, and does not
-affect the others.
+affect the others. What waits for a disk is a task of each log directory: a disk that hangs, whose
+calls do not return, holds up no duty of another directory.
 """
 
 import logging
@@ -43,6 +44,7 @@ SLICE_PARTITIONS: Final = 500
 
 
 Duty = Callable[[], Awaitable[None]]
+DirDuty = Callable[[LogDir], Awaitable[None]]
 
 
 class BackgroundTasks:
@@ -64,7 +66,7 @@ class BackgroundTasks:
             runtime,
             log_dirs,
             lambda: worker.configs.integer("message.max.bytes"),
-            self._retain_in,
+            self._retain,
             self._remove_in,
         )
         # Two removals at a time would take the segments of one log from under each other. A disk
@@ -77,36 +79,42 @@ class BackgroundTasks:
         """Run all tasks, each at its interval, until cancelled."""
         configs = self._worker.configs
         async with trio.open_nursery() as nursery:
-            for duty, period_ms in (
+            for tasks, period_ms in (
                 (
-                    self._flush,
+                    self._of_each_dir(self._flush),
                     min(FLUSH_LOOK_MS, configs.integer("log.flush.scheduler.interval.ms")),
                 ),
-                (self._retain, configs.integer("log.retention.check.interval.ms")),
-                (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (
-                    self._expire_producers,
+                    self._of_each_dir(self._retain),
+                    configs.integer("log.retention.check.interval.ms"),
+                ),
+                (_of_worker(self._maintain_quotas), UNUSED_QUOTAS_LOOK_MS),
+                (
+                    _of_worker(self._expire_producers),
                     configs.integer("producer.id.expiration.check.interval.ms"),
                 ),
-                (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
                 (
-                    self._keep_high_watermarks,
+                    self._of_each_dir(self._checkpoint),
+                    configs.integer("log.flush.offset.checkpoint.interval.ms"),
+                ),
+                (
+                    self._of_each_dir(self._keep_high_watermarks),
                     configs.integer("replica.high.watermark.checkpoint.interval.ms"),
                 ),
+                (self._of_each_dir(self._log_dirs.look_for), PROBE_LOOK_MS),
+                (self._of_each_dir(self._log_dirs.probe), PROBE_LOOK_MS),
+                (self._of_each_dir(self._remove_segments), REMOVAL_LOOK_MS),
+                (self._of_each_dir(self._folders.remove_due), REMOVAL_LOOK_MS),
             ):
-                name = duty.__name__.strip("_")
-                nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty, name)
-            for log_dir in self._log_dirs:  # a disk that hangs holds up no other one
-                for each, period_ms in (
-                    (self._log_dirs.look_for, PROBE_LOOK_MS),
-                    (self._log_dirs.probe, PROBE_LOOK_MS),
-                    (self._remove_segments, REMOVAL_LOOK_MS),
-                    (self._folders.remove_due, REMOVAL_LOOK_MS),
-                ):
-                    name = f"{each.__name__.strip('_')} {log_dir.path}"
-                    nursery.start_soon(self._every, period_ms, partial(each, log_dir), name)
+                for name, duty in tasks:
+                    nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty, name)
             nursery.start_soon(self.cleaner.run)
             nursery.start_soon(self._full_dirs.run)
+
+    def _of_each_dir(self, duty: DirDuty) -> list[tuple[str, Duty]]:
+        """Return a task for each log directory, with its name."""
+        name = _name(duty)
+        return [(f"{name} {each.path}", partial(duty, each)) for each in self._log_dirs]
 
     async def _every(self, period_ms: int, duty: Duty, task: str) -> None:
         while True:
@@ -121,12 +129,16 @@ class BackgroundTasks:
             else:
                 self._failing.succeeded(task)
 
-    async def _partitions(self) -> AsyncGenerator[Partition, None]:
-        """Yield the partitions that are not offline; let other tasks run from time to time."""
+    async def _partitions(self, log_dir: LogDir | None = None) -> AsyncGenerator[Partition, None]:
+        """Yield the partitions that are not offline; let other tasks run from time to time.
+
+        With `log_dir`, only those whose log is in that directory.
+        """
+        files = None if log_dir is None else log_dir.files
         for number, partition in enumerate(self._worker.replica_manager):
             if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                 await trio.lowlevel.checkpoint()
-            if partition.offline is None:
+            if partition.offline is None and files in (None, partition.log.files):
                 yield partition
 
     @contextmanager
@@ -149,29 +161,21 @@ class BackgroundTasks:
             )
         await self._worker.quotas.forget_unused()
 
-    async def _flush(self) -> None:
+    async def _flush(self, log_dir: LogDir) -> None:
         """Sync logs with sealed segments, and logs for which flush.messages or flush.ms is due."""
-        async with aclosing(self._partitions()) as partitions:
+        async with aclosing(self._partitions(log_dir)) as partitions:
             async for partition in partitions:
                 now_ms = self._clock.now_ms()
                 if partition.log.needs_flush(now_ms):
                     with self._reported(partition):
                         await partition.flush(self._disk, now_ms)
 
-    async def _retain(self) -> None:
+    async def _retain(self, log_dir: LogDir) -> None:
         """Advance log start offsets by retention.ms and retention.bytes, and delete segments."""
-        async with aclosing(self._partitions()) as partitions:
+        async with aclosing(self._partitions(log_dir)) as partitions:
             async for partition in partitions:
                 with self._reported(partition):
                     await self._retain_one(partition)
-
-    async def _retain_in(self, log_dir: LogDir) -> None:
-        """Let retention delete segments of the logs in one directory."""
-        async with aclosing(self._partitions()) as partitions:
-            async for partition in partitions:
-                if log_dir.partitions.get((partition.topic, partition.index)) is partition.log:
-                    with self._reported(partition):
-                        await self._retain_one(partition)
 
     async def _remove_in(self, log_dir: LogDir) -> None:
         """Remove what was deleted in one directory, without waiting for its delay."""
@@ -240,13 +244,22 @@ class BackgroundTasks:
             async for partition in partitions:
                 partition.log.expire_producers(self._clock.now_ms())
 
-    async def checkpoint(self) -> None:
-        """Write the checkpoints of all log directories. Raises StorageError."""
-        await self._log_dirs.checkpoint(self.high_watermarks)
+    async def _checkpoint(self, log_dir: LogDir) -> None:
+        if log_dir.failure is None:
+            await self._log_dirs.checkpoint(log_dir, self.high_watermarks)
 
-    async def _keep_high_watermarks(self) -> None:
-        await self._log_dirs.write_high_watermarks(self.high_watermarks)
+    async def _keep_high_watermarks(self, log_dir: LogDir) -> None:
+        if log_dir.failure is None:
+            await self._log_dirs.write_high_watermarks(log_dir, self.high_watermarks)
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         """Return the high watermark of each partition of this worker, by topic and index."""
         return {(p.topic, p.index): p.high_watermark for p in self._worker.replica_manager}
+
+
+def _of_worker(duty: Duty) -> list[tuple[str, Duty]]:
+    return [(_name(duty), duty)]
+
+
+def _name(duty: Duty | DirDuty) -> str:
+    return getattr(duty, "__name__", "").strip("_")

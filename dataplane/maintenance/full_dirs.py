@@ -100,7 +100,7 @@ class FullDirs:
         elif self._retention.is_due(log_dir, now):
             self._retention.failed(log_dir, "full", now)
         if free >= self._room_bytes():
-            await self._log_dirs.checkpoint_one(log_dir)  # a quota of the user may be used up
+            await self._log_dirs.checkpoint(log_dir)  # a quota of the user may be used up
             self._log_dirs.has_room(log_dir)
             self._had_room_at[log_dir] = self._clock.monotonic()
 

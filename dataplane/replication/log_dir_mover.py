@@ -673,7 +673,7 @@ class LogDirMover:
         await future.flush(self._disk)
         self._check(move)
         move.target.note_future(future)
-        await self._log_dirs.checkpoint_one(move.target, self._high_watermarks)
+        await self._log_dirs.checkpoint(move.target, self._high_watermarks)
         move.is_noted = True
 
     async def _id_of(self, move: Move) -> LogId | None:

@@ -48,10 +48,10 @@ def _deleted_records_come_back() -> AbstractContextManager[None]:
 
 def _deletion_not_written() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        async def checkpoint(self: Any, high_watermarks: Any = None) -> None:
+        async def checkpoint(self: Any, log_dir: Any, high_watermarks: Any = None) -> None:
             await trio.lowlevel.checkpoint()
             if high_watermarks is not None:  # the periodic checkpoint
-                await right(self, high_watermarks)
+                await right(self, log_dir, high_watermarks)
 
         return checkpoint
 

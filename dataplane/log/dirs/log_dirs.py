@@ -490,7 +490,7 @@ class LogDirs:
         del self._suspects[log_dir]
         try:
             if log_dir.failure is None:
-                await self.checkpoint_one(log_dir)
+                await self.checkpoint(log_dir)
         except StorageError:
             if log_dir.failure is None:
                 self._suspects[log_dir] = None
@@ -522,24 +522,13 @@ class LogDirs:
 
     # Checkpoints
 
-    async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
-        """Write and sync checkpoints of recovery points, log starts and given high watermarks.
-
-        Raises the first StorageError, after all directories were tried.
-        """
-        failures: list[StorageError] = []
-        for log_dir in list(self.online):
-            try:
-                await self.checkpoint_one(log_dir, high_watermarks)
-            except StorageError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-    async def checkpoint_one(
+    async def checkpoint(
         self, log_dir: LogDir, high_watermarks: HighWatermarks | None = None
     ) -> None:
-        """Write the checkpoints of one directory, as `checkpoint` does. Raises StorageError."""
+        """Write and sync recovery points, log starts and given high watermarks of one directory.
+
+        Raises StorageError.
+        """
         with self._watched(log_dir):
             await log_dir.checkpoint(
                 None if high_watermarks is None else partial(_of_dir, log_dir, high_watermarks)
@@ -647,18 +636,14 @@ class LogDirs:
         """Return whether the partition's log is about to be truncated."""
         return partition in self._cutting
 
-    async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
-        """Write and sync high watermarks. Raises the first StorageError, after all directories."""
-        failures: list[StorageError] = []
-        for log_dir in list(self.online):
-            try:
-                with self._watched(log_dir):
-                    noted = partial(_of_dir, log_dir, high_watermarks)
-                    await log_dir.checkpoints.write_high_watermarks(noted)
-            except StorageError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+    async def write_high_watermarks(self, log_dir: LogDir, high_watermarks: HighWatermarks) -> None:
+        """Write and sync the high watermarks of one directory if they changed.
+
+        Raises StorageError.
+        """
+        with self._watched(log_dir):
+            noted = partial(_of_dir, log_dir, high_watermarks)
+            await log_dir.checkpoints.write_high_watermarks(noted)
 
     def cleaner_offset(self, partition: Partition) -> int:
         """Return the offset up to which the log is cleaned."""

@@ -340,21 +340,26 @@ class HangingDisk(FaultyDisk):
         self.hanging = 0
 
     def _hang(self, path: str) -> None:
-        if path == self._path and threading.current_thread() is not threading.main_thread():
-            self.hanging += 1
+        is_in_thread = threading.current_thread() is not threading.main_thread()
+        if is_in_thread and f"{path}/".startswith(f"{self._path}/"):
+            self.hanging += not self.go_on.is_set()
             self.go_on.wait()
+
+    def check(self, action: str, path: str) -> None:
+        self._hang(path)
+        super().check(action, path)
 
     def identity(self, path: str) -> Identity:
         self._hang(path)
         return super().identity(path)
 
+    def exists(self, path: str) -> bool:
+        self._hang(path)
+        return super().exists(path)
+
     def free_bytes(self, path: str) -> int:
         self._hang(path)
         return super().free_bytes(path)
-
-    def sync_dir(self, path: str) -> None:
-        self._hang(path)
-        super().sync_dir(path)
 
 
 @in_trio
@@ -387,3 +392,39 @@ async def test_a_disk_that_hangs_holds_up_no_duty_of_another_one(tmp_path: Path)
         finally:
             disk.go_on.set()
         assert [one.path for one in dirs.failed] == [str(b)]
+
+
+@in_trio
+async def test_a_disk_that_hangs_holds_up_no_flush_retention_or_checkpoint_of_another(
+    tmp_path: Path,
+) -> None:
+    disk = HangingDisk(tmp_path / "a")
+    disk.go_on.set()
+    periods = {
+        "log_flush_interval_ms": 1,
+        "log_retention_ms": 1,
+        "log_retention_check_interval_ms": 300,
+        "log_flush_offset_checkpoint_interval_ms": 100,
+        "replica_high_watermark_checkpoint_interval_ms": 100,
+    }
+    async with two_dirs(tmp_path, disk, **periods) as (served, client):
+        (_, b) = served.worker.replica_manager.log_dirs.online
+        plog = b.partitions["t", 1]
+        disk.go_on.clear()
+        try:
+            for _ in range(2):
+                for index in range(2):
+                    await client.produce("t", batch_of(b"x"), partition=index)
+                with trio.fail_after(20):
+                    while not (
+                        plog.log_end_offset
+                        == plog.recovery_point
+                        == plog.log_start_offset
+                        == plog.noted_recovery_point
+                        == plog.noted_log_start_offset
+                        == b.checkpoints.high_watermarks["t", 1]
+                    ):
+                        await trio.sleep(0.05)
+            assert disk.hanging >= 4
+        finally:
+            disk.go_on.set()

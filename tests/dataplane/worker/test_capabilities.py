@@ -288,9 +288,9 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (  # a part of a part
             "records",
-            "worker.replica_manager.log_dirs.checkpoint_one(log_dir)",
+            "worker.replica_manager.log_dirs.checkpoint(log_dir)",
             "worker.replica_manager.log_dirs(log_dir)",
-            f"nothing that has {HANDLERS}.records.Checkpoints touches checkpoint_one of it",
+            f"nothing that has {HANDLERS}.records.Checkpoints touches checkpoint of it",
         ),
         (
             "log_dirs",

@@ -311,12 +311,14 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
         dirs.listener = failures
         await create(dirs, "t", 4)
         disk.fail("write", f"{a}/", errno.EIO)
+        of_a, of_b = dirs
+        high_watermarks = {("t", 0): 7, ("t", 1): 8}
         with pytest.raises(DirectoryFailedError, match=str(a)):
-            await dirs.checkpoint(lambda: {("t", 0): 7, ("t", 1): 8})
+            await dirs.checkpoint(of_a, lambda: high_watermarks)
+        await dirs.checkpoint(of_b, lambda: high_watermarks)
         assert failures.directories == [str(a)]
         assert dirs.offline_ids == dirs.ids[:1]
         assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 8\n"
-        await dirs.checkpoint()  # writes to the remaining directory
         await create(dirs, "u", 2)
         assert sizes(dirs) == [2, 4]
         dirs.delete("t", 0, random.Random(1))  # its folder is left for the next start
@@ -327,7 +329,7 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
             append_many(log, 1)
         disk.fail("write", f"{b}/", errno.EIO)
         with pytest.raises(DirectoryFailedError):
-            await dirs.checkpoint()
+            await dirs.checkpoint(of_b)
         with pytest.raises(StorageError, match=f"all log directories have failed.*{b}"):
             await dirs.wait_none_left()
 
@@ -374,29 +376,6 @@ class SlowDisk(RealDisk):
 
 
 @in_trio
-async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew(
-    folders: tuple[Path, Path, Path],
-) -> None:
-    """While one directory is written, a topic in the next one is deleted and created again."""
-    data, a, b = folders
-    disk = SlowDisk()
-    high_watermarks = {("t", 0): 7, ("t", 1): 8}
-    with opened(data, a, b, disk=disk) as dirs:
-        await load(dirs)
-        await create(dirs, "t", 2)
-        async with trio.open_nursery() as nursery:
-            disk.holds = True
-            nursery.start_soon(dirs.checkpoint, lambda: high_watermarks)
-            await trio.testing.wait_all_tasks_blocked()
-            dirs.delete("t", 1, random.Random(1))
-            await create(dirs, "t", 1, first=1)
-            high_watermarks["t", 1] = 0
-            disk.may_go_on.set()
-        assert (a / "replication-offset-checkpoint").read_text() == "0\n1\nt 0 7\n"
-        assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 0\n"
-
-
-@in_trio
 async def test_a_kill_while_a_topic_is_deleted_leaves_no_offsets_without_a_folder(
     folders: tuple[Path, Path, Path],
 ) -> None:
@@ -417,10 +396,12 @@ async def test_a_kill_while_a_topic_is_deleted_leaves_no_offsets_without_a_folde
         high_watermarks = {("t", 0): 20, ("t", 1): 20}
         for index in range(2):
             append_many(dirs.online[0].partitions["t", index], 10)
-        await dirs.checkpoint(lambda: high_watermarks)
+        await dirs.checkpoint(dirs.online[0], lambda: high_watermarks)
         await dirs.forget([("t", 0)])
-        await dirs.checkpoint(lambda: high_watermarks)  # also a write that comes between
-        await dirs.write_high_watermarks(lambda: high_watermarks)
+        await dirs.checkpoint(
+            dirs.online[0], lambda: high_watermarks
+        )  # also a write that comes between
+        await dirs.write_high_watermarks(dirs.online[0], lambda: high_watermarks)
         dirs.delete("t", 0, random.Random(1))
     assert [[line.rsplit(" ", 1)[0] for line in text.splitlines()[2:]] for text in noted] == [
         ["t 1"],
@@ -445,7 +426,7 @@ async def test_no_checkpoint_tells_of_a_topic_that_went_while_one_was_written(
         async with trio.open_nursery() as nursery:
             disk.holds = True
             write = dirs.checkpoint if writes_all else dirs.write_high_watermarks
-            nursery.start_soon(write, lambda: {("t", 0): 7, ("t", 2): 9})
+            nursery.start_soon(write, dirs.online[0], lambda: {("t", 0): 7, ("t", 2): 9})
             await trio.testing.wait_all_tasks_blocked()
             dirs.delete("t", 0, random.Random(1))
             disk.may_go_on.set()
