@@ -131,6 +131,8 @@ class WorkerRole:
             self._loader.register(self)
             self._loader.register(self.session)
             async with trio.open_nursery() as writing:
+                if len(self._log_dirs) > 1:
+                    writing.start_soon(self._log_dirs.run)
                 writing.start_soon(partitions.replication.run)
                 writing.start_soon(self._loader.run)
                 await self._loader.wait_visible(self._loader.image.end_offset)

@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from metaquorum.dataplane.instruments.failing_items import FailingItems
+from metaquorum.dataplane.log.dirs.dir_steps import UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dir import LogDir
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.partition_log import PartitionLog
@@ -121,6 +122,8 @@ class BackgroundTasks:
             await sleep(self._clock, period_ms / 1000)
             try:
                 await duty()
+            except UnresponsiveError:  # logged once for all tasks
+                continue
             except StorageError as error:
                 if self._failing.failed(task, str(error), self._clock.monotonic()):
                     log.error(

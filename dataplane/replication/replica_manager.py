@@ -532,7 +532,7 @@ class ReplicaManager:
                 for index in indexes
                 if self.log_dirs.offline_reason((topic.name, index))
             ]
-        await self._delete_logs(gone)
+        await self.log_dirs.delete_all(gone, self._random)
 
     async def _remove(self, topics: Iterable[TopicImage]) -> None:
         """Remove the replicas of these topics that have moved to other workers, and their logs."""
@@ -562,7 +562,7 @@ class ReplicaManager:
                 await trio.lowlevel.checkpoint()
         if gone:
             _log_moved(gone)
-            await self._delete_logs(gone)
+            await self.log_dirs.delete_all(gone, self._random)
 
     def _take_out(self, topic: TopicImage, index: int) -> Partition | None:
         """Forget the topic's partition with that index; return it unless it had no log."""
@@ -575,19 +575,6 @@ class ReplicaManager:
         if not partitions and not offline:
             self._forget(topic.name, topic.topic_id)
         return partition
-
-    async def _delete_logs(self, gone: Sequence[tuple[str, int]]) -> None:
-        await self.log_dirs.forget(gone)
-        for number, (name, index) in enumerate(gone):
-            self._delete_log(name, index)
-            if number % SLICE_PARTITIONS == 0:
-                await trio.lowlevel.checkpoint()
-
-    def _delete_log(self, topic: str, index: int) -> None:
-        try:
-            self.log_dirs.delete(topic, index, self._random)
-        except StorageError as error:
-            log.error("cannot delete partition %s-%d: %s", topic, index, error)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
         for scope, name in delta.resources:

@@ -119,6 +119,8 @@ class LogDir:
         self._boot_markers = BootMarkers(disk, path)
         self._deleted: list[str] = []
         self._strays: list[str] = []
+        # Deleted logs whose folders have their names still; None for those that were offline.
+        self._withdrawn: dict[Partition, PartitionLog | None] = {}
         self._has_stale_checkpoints = False  # checkpoints have deleted logs; this was logged
 
     @classmethod
@@ -313,13 +315,15 @@ class LogDir:
 
     # Creation and deletion of partitions
 
-    async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
+    async def create(
+        self, new: Iterable[NewPartition], now_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Create an empty log for each of these partitions; its first append creates the folder.
 
-        A partition whose folder exists and is not empty is put in `offline`. Raises StorageError
-        if the directory fails.
+        A partition whose folder exists and is not empty is put in `offline`. Nothing is changed
+        once `is_wanted` returns False. Raises StorageError if the directory fails.
         """
-        made = [partial(self._create_log, one, now_ms) for one in new]
+        made = [partial(self._create_log, one, now_ms, is_wanted) for one in new]
         if made:
             await self.write_deletions()
             with storage_errors("create a log in", self.path):
@@ -347,23 +351,27 @@ class LogDir:
                 )
             self._has_stale_checkpoints = True
 
-    def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
+    def _create_log(
+        self, new: NewPartition, now_ms: int, is_wanted: Callable[[], bool]
+    ) -> Callable[[], object]:
         partition = (new.topic, new.partition)
-        assert partition not in self.partitions
+        assert partition not in self.partitions or not is_wanted()
         folder = self._path(partition_folder(*partition))
         try:
             with storage_errors("create", folder):
                 if self._disk.exists(folder) and self._disk.list(folder):
                     raise StorageError(f"{folder} already exists and is not served; move it away")
         except StorageError as error:
-            return partial(self._set_offline, partition, error, LogOffsets())
-        loaded = LoadedLog(
-            folder,
-            new.topic_id,
-            segments=[SegmentState(0)],
-            is_made=False,
-        )
-        return partial(self._add, partition, new.config, loaded, now_ms)
+            done: Callable[[], object] = partial(self._set_offline, partition, error, LogOffsets())
+        else:
+            loaded = LoadedLog(
+                folder,
+                new.topic_id,
+                segments=[SegmentState(0)],
+                is_made=False,
+            )
+            done = partial(self._add, partition, new.config, loaded, now_ms)
+        return lambda: done() if is_wanted() else None
 
     async def forget(self, partitions: Iterable[Partition]) -> None:
         """Remove logs from the checkpoints, before their folders are renamed. Nothing else changes.
@@ -381,6 +389,12 @@ class LogDir:
         name = self._retire(topic, partition, unique, DELETED_FOLDER)
         if name is not None:
             self._deleted.append(name)
+
+    def withdraw(self, partitions: Iterable[Partition]) -> None:
+        """Take logs out of service before their folders are renamed: `delete` follows."""
+        for partition in partitions:
+            self._withdrawn[partition] = self.partitions.pop(partition, None)
+            self.offline.pop(partition, None)
 
     def set_aside(self, topic: str, partition: int, rng: random.Random, now_ms: int) -> None:
         """Take the log out of service as a stray, which is kept for STRAY_KEPT_MS."""
@@ -411,10 +425,14 @@ class LogDir:
         if self.failure is not None:  # leave the folder for the next start
             self.partitions.pop((topic, partition), None)
             self.offline.pop((topic, partition), None)
+            self._withdrawn.pop((topic, partition), None)
             return None
         name = retired_folder(topic, partition, unique, ending)
         folder = self._path(partition_folder(topic, partition))
-        log = self.partitions.get((topic, partition))
+        if (topic, partition) in self._withdrawn:
+            log = self._withdrawn.pop((topic, partition))
+        else:
+            log = self.partitions.get((topic, partition))
         has_folder = log is None or log.has_folder
         if has_folder:
             with storage_errors("rename", folder):
@@ -627,8 +645,14 @@ class LogDir:
 
         Raises StorageError if the checkpoints cannot be written.
         """
-        async with self.checkpoints.cutting(self.noted_logs, kept):
+        with self.checkpoints.holding(kept):
+            await self.lower(kept)
             yield
+
+    async def lower(self, kept: Mapping[Partition, LogOffsets]) -> None:
+        """Write checkpoints if they exceed `kept`, which is held. Raises StorageError."""
+        if self.checkpoints.exceed(self.noted_logs, kept):
+            await self.checkpoint()
 
     # Stop
 

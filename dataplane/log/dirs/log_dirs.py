@@ -4,6 +4,7 @@
     failed    a write or sync failed; offline until the node restarts
     absent    unusable at the start, or no longer named in `log.dirs`
     full      online, but a write had no space since the last call of `has_room`
+    unresponsive   online, but its disk has not answered for a while (`dir_steps`)
 
 A failed write or sync takes the directory offline, because the content of the device is unknown
 then; so does a full disk that is only reported by a sync. Otherwise a full disk does not (nothing
@@ -19,8 +20,17 @@ online directories cannot rule that out: they may be older than records in the o
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -28,6 +38,7 @@ from typing import Final, Protocol
 import trio
 
 from metaquorum.dataplane.log.dirs.dir_discovery import AbsentDir, open_dirs
+from metaquorum.dataplane.log.dirs.dir_steps import DirSteps, UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dir import ConfigOf, LogDir, NewPartition
 from metaquorum.dataplane.log.dirs.moved_logs import SettledMoves, UnfinishedMove, settle_moves
 from metaquorum.dataplane.log.dirs.offset_checkpoints import HighWatermarks
@@ -45,6 +56,9 @@ from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
+
+# Logs that are deleted without yielding to the event loop.
+SLICE_PARTITIONS: Final = 500
 
 
 class FailureListener(Protocol):
@@ -87,6 +101,7 @@ class LogDirs:
         self.full: Final[dict[LogDir, None]] = {}
         self._is_one_full = trio.Event()
         self._none_left = trio.Event()
+        self._steps: Final = DirSteps()
         self._last_failure: StorageError | None = None
         marks = {one: one.previous_broker_epoch for one in online if not one.is_new}
         # Broker epoch of the last process all of whose writes are in some of the directories, or
@@ -167,6 +182,9 @@ class LogDirs:
     def _absent_ids(self) -> tuple[Uuid, ...]:
         return tuple(one.directory_id for one in self.absent if one.directory_id is not None)
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     def __iter__(self) -> Iterator[LogDir]:
         """Iterate over the directories that were usable at the start."""
         return iter(self._all)
@@ -214,6 +232,10 @@ class LogDirs:
         """Forget the reasons of partitions without a log that are not among `partitions`."""
         for partition in self._unfound.keys() - partitions:
             del self._unfound[partition]
+
+    async def run(self) -> None:
+        """Wait for no disk that hangs, from now on until cancelled: see `DirSteps`."""
+        await self._steps.run()
 
     # Start
 
@@ -342,10 +364,23 @@ class LogDirs:
             left = []
             for log_dir, some in placed:
                 try:
-                    await log_dir.create(some, now_ms)
+                    await self._create_in(log_dir, some, now_ms)
                 except DirectoryFailedError as error:
                     self.fail(log_dir, error)
                     left += some
+                except UnresponsiveError:  # some of them may have been created before
+                    left += [one for one in some if not log_dir.has((one.topic, one.partition))]
+
+    async def _create_in(self, log_dir: LogDir, new: list[NewPartition], now_ms: int) -> None:
+        if self._steps.is_unresponsive(log_dir):  # so are all others
+            await log_dir.create(new, now_ms)
+            return
+        is_wanted = True
+        create = partial(log_dir.create, new, now_ms, lambda: is_wanted)
+        try:
+            await self._steps.do(log_dir, create)
+        finally:
+            is_wanted = False
 
     def _set_unfound(self, new: list[NewPartition], places: str) -> None:
         if not new:
@@ -363,11 +398,13 @@ class LogDirs:
 
     def _place(self, new: list[NewPartition]) -> list[tuple[LogDir, list[NewPartition]]]:
         """Assign each new partition to the preferred directory, or that with the fewest."""
-        if len(self.online) == 1:
-            return [(self.online[0], new)]
-        placed: list[tuple[LogDir, list[NewPartition]]] = [(one, []) for one in self.online]
-        counts = [len(one.partitions) + len(one.offline) for one in self.online]
-        paths = [log_dir.path for log_dir in self.online]
+        usable = [one for one in self.online if not self._steps.is_unresponsive(one)]
+        usable = usable or self.online
+        if len(usable) == 1:
+            return [(usable[0], new)]
+        placed: list[tuple[LogDir, list[NewPartition]]] = [(one, []) for one in usable]
+        counts = [len(one.partitions) + len(one.offline) for one in usable]
+        paths = [log_dir.path for log_dir in usable]
         for one in new:
             preferred = self.preferred.pop((one.topic, one.partition), None)
             if preferred is not None and preferred in paths:
@@ -380,14 +417,45 @@ class LogDirs:
 
     async def forget(self, partitions: Iterable[Partition]) -> None:
         """Remove logs from the checkpoints, before they are deleted: see `LogDir.forget`."""
+        for log_dir, some in self._by_dir(partitions).items():
+            await self._forget_in(log_dir, some)
+
+    def _by_dir(self, partitions: Iterable[Partition]) -> dict[LogDir, list[Partition]]:
         of_dirs: dict[LogDir, list[Partition]] = {}
         for partition in partitions:
             if (log_dir := self.dir_of(partition)) is not None:
                 of_dirs.setdefault(log_dir, []).append(partition)
-        for log_dir, some in of_dirs.items():
-            if log_dir.failure is None:
-                with suppress(DirectoryFailedError), self._watched(log_dir):
-                    await log_dir.forget(some)
+        return of_dirs
+
+    async def _forget_in(self, log_dir: LogDir, partitions: Iterable[Partition]) -> None:
+        if log_dir.failure is None:
+            with suppress(DirectoryFailedError), self._watched(log_dir):
+                await log_dir.forget(partitions)
+
+    async def delete_all(self, partitions: Iterable[Partition], rng: Random) -> None:
+        """Forget and delete these logs. Those of a directory that hangs are deleted later.
+
+        They are out of service when this returns, and their names free in other directories.
+        """
+        partitions = list(partitions)
+        for partition in partitions:
+            self._unfound.pop(partition, None)
+        for log_dir, some in self._by_dir(partitions).items():
+            try:
+                await self._steps.do(log_dir, partial(self._delete_in, log_dir, some, rng))
+            except UnresponsiveError:
+                log_dir.withdraw(some)
+
+    async def _delete_in(self, log_dir: LogDir, partitions: list[Partition], rng: Random) -> None:
+        await self._forget_in(log_dir, partitions)
+        for number, (topic, partition) in enumerate(partitions):
+            try:
+                with self._watched(log_dir):
+                    log_dir.delete(topic, partition, rng)
+            except StorageError as error:
+                logger.error("cannot delete partition %s-%d: %s", topic, partition, error)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
 
     def delete(self, topic: str, partition: int, rng: Random) -> None:
         """Delete the log: rename its folder, for `LogDir.remove`. Raises StorageError.
@@ -402,8 +470,9 @@ class LogDirs:
     async def write_deletions(self) -> None:
         """Remove deleted logs from the checkpoints: see `OffsetCheckpoints.write_deletions`."""
         for log_dir in list(self.online):
-            with suppress(DirectoryFailedError), self._watched(log_dir):
-                await log_dir.write_deletions()
+            if log_dir.checkpoints.has_deletions:
+                with suppress(DirectoryFailedError, UnresponsiveError):
+                    await self._write(log_dir, log_dir.write_deletions)
 
     # Failures
 
@@ -475,9 +544,12 @@ class LogDirs:
     async def look_for(self, log_dir: LogDir) -> None:
         """Take the directory offline if it was removed, unmounted or replaced."""
         if log_dir.failure is None:
-            removal = await self._disk.run(log_dir.files.dir_watch.look)
-            if removal is not None:
-                self.fail(log_dir, removal)
+            await self._steps.do(log_dir, partial(self._look_in, log_dir))
+
+    async def _look_in(self, log_dir: LogDir) -> None:
+        removal = await self._disk.run(log_dir.files.dir_watch.look)
+        if removal is not None:
+            self.fail(log_dir, removal)
 
     async def probe(self, log_dir: LogDir) -> None:
         """Write checkpoints to the directory if it had read errors since the last call.
@@ -529,10 +601,8 @@ class LogDirs:
 
         Raises StorageError.
         """
-        with self._watched(log_dir):
-            await log_dir.checkpoint(
-                None if high_watermarks is None else partial(_of_dir, log_dir, high_watermarks)
-            )
+        given = None if high_watermarks is None else partial(_of_dir, log_dir, high_watermarks)
+        await self._write(log_dir, partial(log_dir.checkpoint, given))
 
     @asynccontextmanager
     async def cutting(
@@ -540,7 +610,8 @@ class LogDirs:
     ) -> AsyncIterator[Mapping[Partition, StorageError]]:
         """Hold the checkpoints on disk at or below `kept` while the block truncates these logs.
 
-        Yield the logs that must not be truncated, because their directory cannot be written.
+        Yield the logs that must not be truncated, because their directory cannot be written, or
+        does not respond.
         """
         by_dir: dict[LogDir, dict[Partition, LogOffsets]] = {}
         for at, offsets in kept.items():
@@ -549,11 +620,11 @@ class LogDirs:
         failures: dict[Partition, StorageError] = {}
         self._cutting.update(kept.keys())
         try:
-            async with AsyncExitStack() as stack:
+            with ExitStack() as stack:
                 for log_dir, some in by_dir.items():
                     try:
-                        with self._watched(log_dir):
-                            await stack.enter_async_context(log_dir.cutting(some))
+                        stack.enter_context(log_dir.checkpoints.holding(some))
+                        await self._lower(log_dir, some)
                     except StorageError as error:
                         failures |= dict.fromkeys(some, error)
                 yield failures
@@ -562,6 +633,10 @@ class LogDirs:
             for partition in kept:
                 if not self._cutting[partition]:
                     del self._cutting[partition]
+
+    async def _lower(self, log_dir: LogDir, kept: Mapping[Partition, LogOffsets]) -> None:
+        if log_dir.checkpoints.exceed(log_dir.noted_logs, kept):
+            await self._write(log_dir, partial(log_dir.lower, kept))
 
     @asynccontextmanager
     async def cutting_future(
@@ -636,14 +711,22 @@ class LogDirs:
         """Return whether the partition's log is about to be truncated."""
         return partition in self._cutting
 
+    async def _write(self, log_dir: LogDir, write: Callable[[], Awaitable[None]]) -> None:
+        """Write to the directory as a step of it: see `DirSteps`; handle its failure."""
+
+        async def step() -> None:
+            with self._watched(log_dir):
+                await write()
+
+        await self._steps.do(log_dir, step)
+
     async def write_high_watermarks(self, log_dir: LogDir, high_watermarks: HighWatermarks) -> None:
         """Write and sync the high watermarks of one directory if they changed.
 
         Raises StorageError.
         """
-        with self._watched(log_dir):
-            noted = partial(_of_dir, log_dir, high_watermarks)
-            await log_dir.checkpoints.write_high_watermarks(noted)
+        given = partial(_of_dir, log_dir, high_watermarks)
+        await self._write(log_dir, partial(log_dir.checkpoints.write_high_watermarks, given))
 
     def cleaner_offset(self, partition: Partition) -> int:
         """Return the offset up to which the log is cleaned."""

@@ -10,14 +10,14 @@ synced bytes as a torn tail.
 
 A recovery point on disk is a guarantee: recovery treats every missing or damaged byte before it as
 a fault of the disk, and does not scan segments that end before it. It is therefore lowered, and
-synced, before a log is truncated below it (`cutting`). Kafka writes it after the truncation; a
+synced, before a log is truncated below it (`holding`). Kafka writes it after the truncation; a
 crash in between then leaves a guarantee for truncated bytes and for those appended in their place.
 """
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import trio
@@ -162,27 +162,33 @@ class OffsetCheckpoints:
             await self.write_cleaner_offsets()
             self._deleted -= deleted
 
-    @asynccontextmanager
-    async def cutting(
-        self, logs: Mapping[Partition, PartitionLog], kept: Mapping[Partition, LogOffsets]
-    ) -> AsyncIterator[None]:
-        """Hold all offsets of these logs in the files at or below `kept` while the block runs.
+    @property
+    def has_deletions(self) -> bool:
+        """Whether deleted logs may still be in the files."""
+        return bool(self._deleted)
 
-        The block has to truncate the logs to these offsets. All concurrent writes of checkpoints
-        respect the limits.
+    @contextmanager
+    def holding(self, kept: Mapping[Partition, LogOffsets]) -> Iterator[None]:
+        """Let all writes keep the offsets of these logs at or below `kept` while the block runs.
+
+        Once `lower` has returned, the block may truncate the logs to these offsets.
         """
         self._ceilings.append(kept)
         try:
-            if any(
-                log.noted_recovery_point > kept[at].recovery_point
-                or log.noted_log_start_offset > kept[at].log_start_offset
-                for at in kept
-                if (log := logs.get(at)) is not None
-            ):
-                await self.write(logs, None)
             yield
         finally:
             self._ceilings.remove(kept)
+
+    def exceed(
+        self, logs: Mapping[Partition, PartitionLog], kept: Mapping[Partition, LogOffsets]
+    ) -> bool:
+        """Return whether offsets of these logs in the files are above `kept`."""
+        return any(
+            log.noted_recovery_point > kept[at].recovery_point
+            or log.noted_log_start_offset > kept[at].log_start_offset
+            for at in kept
+            if (log := logs.get(at)) is not None
+        )
 
     def _below_cuts(self, partition: Partition, offsets: LogOffsets) -> LogOffsets:
         for kept in self._ceilings:

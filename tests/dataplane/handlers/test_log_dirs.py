@@ -428,3 +428,40 @@ async def test_a_disk_that_hangs_holds_up_no_flush_retention_or_checkpoint_of_an
             assert disk.hanging >= 4
         finally:
             disk.go_on.set()
+
+
+@in_trio
+async def test_a_disk_that_hangs_holds_up_no_change_of_topics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own logs are deleted once it responds; a topic's name is free before that."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    disk = HangingDisk(a)
+    disk.go_on.set()
+    delays = {"log_segment_delete_delay_ms": 100}
+    async with two_dirs(tmp_path, disk, **delays) as (served, client):
+        dirs = served.worker.replica_manager.log_dirs
+        (of_a, _) = dirs.online
+        disk.go_on.clear()
+        try:
+            with trio.fail_after(30):
+                assert await client.delete("t") == 0
+                await client.create("t", 2)
+                for index in range(2):
+                    await client.produce("t", batch_of(b"new"), partition=index)
+                    assert dirs.log(("t", index)).folder == f"{b}/t-{index}"
+                while any(b.glob("t-*-delete")):
+                    await trio.sleep(0.05)
+            assert any(a.glob("t-0"))
+            assert not of_a.partitions
+        finally:
+            disk.go_on.set()
+        with trio.fail_after(30):
+            while any(a.glob("t-*")):
+                await trio.sleep(0.05)
+        assert not dirs.failed
+        await client.create("u", 2)
+        assert len(of_a.partitions) == 2
+    lines = [record.getMessage() for record in caplog.records if str(a) in record.getMessage()]
+    assert ["has not responded" in line for line in lines] == [True, False]
+    assert "responds again" in lines[1]
