@@ -5,11 +5,16 @@ takes the log with the largest dirty ratio of those that are due, cleans it, and
 if none is due, it waits for `log.cleaner.backoff.ms`. The offset up to which each log is cleaned is
 in Kafka's `cleaner-offset-checkpoint`. A log with a batch that cannot be decoded is uncleanable:
 that is logged once, and the log is served but not cleaned until the node restarts. One cleaner
-serves all log directories: threads, memory and rate are limits of the worker.
+serves all log directories: threads, memory and rate are limits of the worker. A cleaning whose disk
+hangs is left alone, so that its thread cleans logs of other directories meanwhile; its memory, that
+of one cleaning for each such thread, is in addition to the limit.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import inf
 from typing import Final
 
 import trio
@@ -23,6 +28,7 @@ from metaquorum.dataplane.log.compaction.cleaning import (
     UncleanableError,
 )
 from metaquorum.dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanable
+from metaquorum.dataplane.log.dirs.dir_steps import UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.log.segments.files import DiskFullError
@@ -61,6 +67,21 @@ class _Candidate:
     partition: Partition
     plog: PartitionLog
     part: Cleanable
+
+
+class _Moving:
+    """When a cleaning made progress last, in trio's seconds; inf while it is throttled."""
+
+    def __init__(self) -> None:
+        self.moved_at = trio.current_time()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.moved_at = inf
+        try:
+            yield
+        finally:
+            self.moved_at = trio.current_time()
 
 
 class LogCleaner:
@@ -115,13 +136,23 @@ class LogCleaner:
         found = await self._filthiest()
         if found is None:
             return False
-        partition = found.partition
-        began = self._clock.monotonic()
-        self._cleaning.add(partition)
+        log_dir = self._log_dirs.dir_of((found.partition.topic, found.partition.index))
+        if log_dir is None:  # deleted meanwhile
+            return False
+        moving = _Moving()
+        clean = partial(self._clean_timed, found, number, moving)
         try:
-            return await self._clean(found)
+            return await self._log_dirs.do_long(log_dir, clean, lambda: moving.moved_at)
+        except UnresponsiveError:
+            return True
+
+    async def _clean_timed(self, found: _Candidate, number: int, moving: _Moving) -> bool:
+        began = self._clock.monotonic()
+        self._cleaning.add(found.partition)
+        try:
+            return await self._clean(found, moving)
         finally:
-            self._cleaning.discard(partition)
+            self._cleaning.discard(found.partition)
             self._clean_times[number] = self._clock.monotonic() - began
             self._statistics.max_clean_time_secs = max(self._clean_times.values())
 
@@ -168,7 +199,12 @@ class LogCleaner:
             and partition not in self._cleaning
             and partition not in self._uncleanable
             and self._delayed.is_due(partition, self._clock.monotonic())
+            and not self._hangs(partition)
         )
+
+    def _hangs(self, partition: Partition) -> bool:
+        log_dir = self._log_dirs.dir_of((partition.topic, partition.index))
+        return log_dir is not None and self._log_dirs.is_unresponsive(log_dir)
 
     def _is_moving(self, partition: Partition) -> bool:
         """Return whether the log moves to another directory: it is not cleaned then."""
@@ -196,7 +232,7 @@ class LogCleaner:
 
     # Cleaning
 
-    async def _clean(self, found: _Candidate) -> bool:
+    async def _clean(self, found: _Candidate, moving: _Moving) -> bool:
         partition, plog = found.partition, found.plog
         began = self._clock.monotonic()
         cleaning = Cleaning(
@@ -204,7 +240,7 @@ class LogCleaner:
             self._disk,
             self._clock,
             self._order(found),
-            self._pause,
+            partial(self._pause, moving),
             lambda: (
                 partition.config.compacts
                 and partition.offline is None
@@ -249,10 +285,11 @@ class LogCleaner:
             max(io_bytes, MIN_IO_BUFFER_BYTES),
         )
 
-    async def _pause(self, size_bytes: int) -> None:
+    async def _pause(self, moving: _Moving, size_bytes: int) -> None:
         rate = self._worker.configs.double("log.cleaner.io.max.bytes.per.second")
         now = self._clock.monotonic()
-        await sleep(self._clock, self._throttle.delay_s(now, size_bytes, max(rate, 1.0)))
+        with moving.paused():
+            await sleep(self._clock, self._throttle.delay_s(now, size_bytes, max(rate, 1.0)))
 
     def _try_later(self, partition: Partition, error: StorageError) -> None:
         if self._delayed.failed(partition, str(error), self._clock.monotonic()):

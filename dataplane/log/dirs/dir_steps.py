@@ -62,10 +62,16 @@ class DirSteps:
     def is_unresponsive(self, log_dir: LogDir) -> bool:
         return log_dir in self._late
 
-    async def do(self, log_dir: LogDir, step: Callable[[], Awaitable[T]]) -> T:
+    async def do(
+        self,
+        log_dir: LogDir,
+        step: Callable[[], Awaitable[T]],
+        moved_at: Callable[[], float] | None = None,
+    ) -> T:
         """Return the result of `step()`, or raise its StorageError or UnresponsiveError.
 
-        Without `run`, wait for the step however long it takes.
+        `moved_at`: for a long step, when it made progress last, in trio's seconds; inf while it
+        does not wait for the disk. Without `run`, wait for the step however long it takes.
         """
         if self._nursery is None:
             return await step()
@@ -73,8 +79,13 @@ class DirSteps:
             raise _unresponsive(log_dir)
         doing = _Step()
         self._nursery.start_soon(self._do, log_dir, step, doing)
-        with trio.move_on_after(PATIENCE_S):
-            await doing.ended.wait()
+        began = trio.current_time()
+        while not doing.ended.is_set():
+            left_s = (began if moved_at is None else moved_at()) + PATIENCE_S - trio.current_time()
+            if left_s <= 0:
+                break
+            with trio.move_on_after(min(left_s, PATIENCE_S)):
+                await doing.ended.wait()
         if not doing.ended.is_set():
             self._note_late(log_dir, doing)
             raise _unresponsive(log_dir)

@@ -33,7 +33,7 @@ from collections.abc import (
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -56,6 +56,8 @@ from metaquorum.runtime.interfaces import Disk, StorageError
 from metaquorum.wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Logs that are deleted without yielding to the event loop.
 SLICE_PARTITIONS: Final = 500
@@ -710,6 +712,16 @@ class LogDirs:
     def is_cutting(self, partition: Partition) -> bool:
         """Return whether the partition's log is about to be truncated."""
         return partition in self._cutting
+
+    def is_unresponsive(self, log_dir: LogDir) -> bool:
+        """Return whether the directory has not answered for a while."""
+        return self._steps.is_unresponsive(log_dir)
+
+    async def do_long(
+        self, log_dir: LogDir, step: Callable[[], Awaitable[T]], moved_at: Callable[[], float]
+    ) -> T:
+        """Return the result of a long step in the directory: see `DirSteps.do`."""
+        return await self._steps.do(log_dir, step, moved_at)
 
     async def _write(self, log_dir: LogDir, write: Callable[[], Awaitable[None]]) -> None:
         """Write to the directory as a step of it: see `DirSteps`; handle its failure."""

@@ -24,7 +24,9 @@ from metaquorum.wire.messages.describe_topic_partitions import (
 from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.serving import (
+    WORLD_BEGAN_MS,
     FaultyDisk,
     FaultyFile,
     RawClient,
@@ -465,3 +467,43 @@ async def test_a_disk_that_hangs_holds_up_no_change_of_topics(
     lines = [record.getMessage() for record in caplog.records if str(a) in record.getMessage()]
     assert ["has not responded" in line for line in lines] == [True, False]
     assert "responds again" in lines[1]
+
+
+class HangsAtCleaning(HangingDisk):
+    """A disk that hangs from the first file of a cleaned segment on."""
+
+    def check(self, action: str, path: str) -> None:
+        if ".cleaned" in path and path.startswith(self._path) and not self.hanging:
+            self.go_on.clear()
+        super().check(action, path)
+
+
+@in_trio
+async def test_a_disk_that_hangs_holds_up_no_cleaning_of_another(tmp_path: Path) -> None:
+    """Also with one cleaner thread, which cleans the log of that disk first."""
+    disk = HangsAtCleaning(tmp_path / "a")
+    disk.go_on.set()
+    configs = {"log_cleaner_backoff_ms": 50, "log_cleaner_threads": 1}
+    async with two_dirs(tmp_path, disk, **configs) as (served, client):
+        dirs = served.worker.replica_manager.log_dirs
+        (of_a, of_b) = dirs.online
+        await client.create("k", 2, cleanup_policy="compact", internal_segment_bytes=300)
+        try:
+            with trio.fail_after(30):
+                for index, log_dir in enumerate((of_a, of_b)):
+                    assert ("k", index) in log_dir.partitions
+                    for number in range(12):
+                        batch = encode_batch([Record(0, WORLD_BEGAN_MS, b"%d" % (number % 2), b"")])
+                        await client.produce("k", batch, partition=index)
+                    while not disk.hanging:
+                        await trio.sleep(0.05)
+                while not dirs.cleaner_offset(("k", 1)):
+                    await trio.sleep(0.05)
+            assert not dirs.cleaner_offset(("k", 0))
+            assert dirs.is_unresponsive(of_a)
+            assert not dirs.is_unresponsive(of_b)
+        finally:
+            disk.go_on.set()
+        with trio.fail_after(30):
+            while not dirs.cleaner_offset(("k", 0)):
+                await trio.sleep(0.05)
