@@ -4,13 +4,14 @@ While the worker drains, all of its directories are cordoned in the words of Kaf
 receive no new replicas.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from metaquorum.config.resolution import Configs
-from metaquorum.dataplane.log.dirs.dir_discovery import AbsentDir
+from metaquorum.dataplane.log.dirs.dir_steps import UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dir import LogDir
 from metaquorum.dataplane.log.dirs.moved_logs import UnfinishedMove
 from metaquorum.dataplane.log.partition_log import PartitionLog
@@ -42,6 +43,9 @@ SLICE_PARTITIONS: Final = 500
 MOVES_AT_ONCE: Final = 8
 
 
+T = TypeVar("T")
+
+
 class KnownLogDirs(Protocol):
     """The log directories of this worker, and the directory of each partition."""
 
@@ -49,13 +53,12 @@ class KnownLogDirs(Protocol):
     def online(self) -> Iterable[LogDir]: ...
 
     @property
-    def failed(self) -> Iterable[LogDir]: ...
-
-    @property
-    def absent(self) -> Iterable[AbsentDir]: ...
+    def lost_paths(self) -> list[str]: ...
 
     @property
     def continuing(self) -> Mapping[tuple[str, int], UnfinishedMove]: ...
+
+    async def do(self, log_dir: LogDir, step: Callable[[], Awaitable[T]], /) -> T: ...
 
     def dir_of(self, partition: tuple[str, int]) -> LogDir | None: ...
 
@@ -121,8 +124,7 @@ async def handle_describe_log_dirs(
                 is_future_key=True,
             )
             _add(usable.get(target.path), partition, row)
-    lost = [one.path for one in log_dirs.failed]
-    lost += [one.path for one in log_dirs.absent if one.is_configured]
+    lost = log_dirs.lost_paths
     return DescribeLogDirsResponse(
         results=[result for path, result in usable.items() if path not in lost]
         + [_lost(path) for path in lost]
@@ -152,11 +154,16 @@ def _show_full(result: DescribeLogDirsResult, largest_batch_bytes: int) -> None:
         result.usable_bytes = 0
 
 
-async def _space(worker: HasDisk, log_dir: LogDir) -> DescribeLogDirsResult:
+async def _space(worker: DescribesLogDirs, log_dir: LogDir) -> DescribeLogDirsResult:
     disk, path = worker.disk, log_dir.path
+
+    def space() -> tuple[int, int]:
+        return disk.total_bytes(path), disk.free_bytes(path)
+
+    log_dirs = worker.replica_manager.log_dirs
     try:
-        total, usable = await disk.run(lambda: (disk.total_bytes(path), disk.free_bytes(path)))
-    except OSError:
+        total, usable = await log_dirs.do(log_dir, partial(disk.run, space))
+    except (OSError, UnresponsiveError):
         return _lost(path)
     return DescribeLogDirsResult(log_dir=path, total_bytes=total, usable_bytes=usable)
 

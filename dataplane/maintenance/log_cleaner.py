@@ -142,7 +142,7 @@ class LogCleaner:
         moving = _Moving()
         clean = partial(self._clean_timed, found, number, moving)
         try:
-            return await self._log_dirs.do_long(log_dir, clean, lambda: moving.moved_at)
+            return await self._log_dirs.do(log_dir, clean, lambda: moving.moved_at)
         except UnresponsiveError:
             return True
 

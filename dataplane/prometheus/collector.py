@@ -18,6 +18,7 @@ from typing import Final
 
 from metaquorum.dataplane.handlers.request_meter import RequestMeter
 from metaquorum.dataplane.instruments.error_counts import ErrorCounts, name_of
+from metaquorum.dataplane.log.dirs.dir_steps import UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.network.login_counts import LoginCounts
 from metaquorum.dataplane.network.server import Server
@@ -395,8 +396,9 @@ async def _add_disks(page: Page, parts: WorkerParts) -> None:
     for log_dir in list(parts.log_dirs.online):
         path = log_dir.path
         try:
-            total, free = await disk.run(partial(_space, disk, path))
-        except OSError:
+            space = partial(disk.run, partial(_space, disk, path))
+            total, free = await parts.log_dirs.do(log_dir, space)
+        except (OSError, UnresponsiveError):
             continue
         page.add("metaquorum_log_dir_free_bytes", free, directory=path)
         page.add("metaquorum_log_dir_total_bytes", total, directory=path)

@@ -40,7 +40,7 @@ class _Step:
         self.ended = trio.Event()
         self.is_late = False
         self.result: Any = None
-        self.error: StorageError | None = None
+        self.error: StorageError | OSError | None = None
 
 
 class DirSteps:
@@ -68,7 +68,7 @@ class DirSteps:
         step: Callable[[], Awaitable[T]],
         moved_at: Callable[[], float] | None = None,
     ) -> T:
-        """Return the result of `step()`, or raise its StorageError or UnresponsiveError.
+        """Return the result of `step()`, or raise its StorageError, OSError or UnresponsiveError.
 
         `moved_at`: for a long step, when it made progress last, in trio's seconds; inf while it
         does not wait for the disk. Without `run`, wait for the step however long it takes.
@@ -98,7 +98,7 @@ class DirSteps:
         began = trio.current_time()
         try:
             doing.result = await step()
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             doing.error = error
         finally:
             doing.ended.set()

@@ -148,6 +148,12 @@ class LogDirs:
         return tuple(one.directory_id for one in self.failed) + self._absent_ids
 
     @property
+    def lost_paths(self) -> list[str]:
+        """Paths of the failed directories, and of those in `log.dirs` that are absent."""
+        configured = [one.path for one in self.absent if one.is_configured]
+        return [one.path for one in self.failed] + configured
+
+    @property
     def previous_broker_epoch(self) -> int:
         """Broker epoch of the previous process if all its writes are in these directories, else -1.
 
@@ -717,10 +723,13 @@ class LogDirs:
         """Return whether the directory has not answered for a while."""
         return self._steps.is_unresponsive(log_dir)
 
-    async def do_long(
-        self, log_dir: LogDir, step: Callable[[], Awaitable[T]], moved_at: Callable[[], float]
+    async def do(
+        self,
+        log_dir: LogDir,
+        step: Callable[[], Awaitable[T]],
+        moved_at: Callable[[], float] | None = None,
     ) -> T:
-        """Return the result of a long step in the directory: see `DirSteps.do`."""
+        """Return the result of a step in the directory: see `DirSteps.do`."""
         return await self._steps.do(log_dir, step, moved_at)
 
     async def _write(self, log_dir: LogDir, write: Callable[[], Awaitable[None]]) -> None:

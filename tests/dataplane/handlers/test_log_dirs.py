@@ -454,6 +454,9 @@ async def test_a_disk_that_hangs_holds_up_no_change_of_topics(
                     assert dirs.log(("t", index)).folder == f"{b}/t-{index}"
                 while any(b.glob("t-*-delete")):
                     await trio.sleep(0.05)
+            with trio.fail_after(30):
+                shown = await log_dirs(client)
+            assert [shown[name].error_code for name in "ab"] == [OFFLINE, ErrorCode.NONE]
             assert any(a.glob("t-0"))
             assert not of_a.partitions
         finally:
