@@ -111,9 +111,9 @@ SHOWS_SOON = {
     "generation-not-checked": 1,
     "group-answered-at-append": 0,
     "assignment-shown-early": 0,
-    "offset-topic-id-ignored": 0,
-    "expiry-of-live-groups": 1,
-    "session-never-ends": 3,
+    "offset-topic-id-ignored": 7,
+    "expiry-of-live-groups": 11,
+    "session-never-ends": 37,
 }
 
 
