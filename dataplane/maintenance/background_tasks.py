@@ -1,8 +1,8 @@
 """Background tasks of a worker: flushes, retention, checkpoints, compaction, removal of files.
 
 Each task is a loop that sleeps until the task is due. A log that fails is reported, and does not
-affect the others. What waits for a disk is a task of each log directory: a disk that hangs, whose
-calls do not return, holds up no duty of another directory.
+affect the others. Tasks that wait for a disk are tasks of one log directory: a disk that hangs,
+whose calls do not return, holds up no duty of another directory.
 """
 
 import logging

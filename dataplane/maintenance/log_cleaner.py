@@ -5,9 +5,9 @@ takes the log with the largest dirty ratio of those that are due, cleans it, and
 if none is due, it waits for `log.cleaner.backoff.ms`. The offset up to which each log is cleaned is
 in Kafka's `cleaner-offset-checkpoint`. A log with a batch that cannot be decoded is uncleanable:
 that is logged once, and the log is served but not cleaned until the node restarts. One cleaner
-serves all log directories: threads, memory and rate are limits of the worker. A cleaning whose disk
-hangs is left alone, so that its thread cleans logs of other directories meanwhile; its memory, that
-of one cleaning for each such thread, is in addition to the limit.
+serves all log directories: threads, memory and rate are limits of the worker. The thread of a
+cleaning whose disk hangs cleans logs of other directories meanwhile; the memory of that cleaning is
+in addition to the limit, one for each such directory and thread.
 """
 
 import logging

@@ -12,6 +12,7 @@ from metaquorum.dataplane.log.segments.names import RECOVERY_POINT_CHECKPOINT
 from metaquorum.runtime import Runtime, sleep
 from metaquorum.simulations.checkers.delivery import OtherDirectoriesLive
 from metaquorum.simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
+from metaquorum.simulations.checkers.metadata import AcknowledgedChangesStay
 from metaquorum.simulations.faults.node_faults import Fault, FaultContext, count_losses
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection
 from metaquorum.simulations.harness.environment import Environment
@@ -19,6 +20,10 @@ from metaquorum.simulations.harness.history import PartitionOf, Rot, Topic
 from metaquorum.simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
 from metaquorum.simulations.workloads.consumer import LATEST, list_offset
 from metaquorum.simulations.workloads.several_rows import SeveralRows
+from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.primitives.errors import ErrorCode
+from metaquorum.wire.protocol.apis import ApiKey
 
 # Jumps in seconds. Producers' clocks do not jump: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
@@ -27,11 +32,13 @@ FLIPS: Final = 3
 # The batch length is followed by epoch and magic, which no CRC covers, and then by the CRC.
 _CHECKSUM_AT, _RECORDS_AT = 17, 61
 _LOW_BYTE: Final = 3
+_TOPIC_STATES_SINCE: Final = 6  # version of DeleteTopics
 # Time within which partitions on intact devices must be served while another device fails.
 INSPECTION_S: Final = 20.0
 # Timeout of the wait for segments or batches that can be damaged.
 ROT_WITHIN_S: Final = 3.0
 FAILING_LOG: Final = "failing log"
+HANGING_DEVICE: Final = "hanging device"
 
 
 async def sync_failure(fault_context: FaultContext) -> None:
@@ -337,6 +344,90 @@ async def failing_log(fault_context: FaultContext) -> None:
     await fault_context.up()
 
 
+async def hanging_device(fault_context: FaultContext) -> None:
+    """Let calls to one of several log directories not return; the others must be used meanwhile.
+
+    The fault draws from a separate random stream, so the draws of other faults do not change.
+    """
+    world = fault_context.environment.world
+    draw, faults = world.stream(HANGING_DEVICE), fault_context.machine.faults
+    hanging = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
+    before = faults.happened.get("calls that hang", 0)
+    fault_context.machine.say(f"{hanging} hangs")
+    faults.hanging = lambda path: path == hanging or path.startswith(f"{hanging}/")
+    await world.sleep(draw.uniform(0.3, 1.5))
+    others = [path for path in LOG_DIRS if path != hanging]
+    await fault_context.environment.run(
+        "inspector", Inspector(fault_context.environment, others).run
+    )
+    changer = TopicChanger(fault_context.environment, others)
+    await fault_context.environment.run(TopicChanger.NAME, changer.run)
+    fault_context.machine.say(f"{hanging} responds again")
+    faults.hanging = None
+    if faults.happened.get("calls that hang", 0) > before:
+        fault_context.count(HANGING_DEVICE)
+    await world.sleep(draw.uniform(0.0, 3.0))
+    if draw.random() < 0.5:
+        fault_context.machine.power_cut()
+        count_losses(fault_context)
+    else:
+        fault_context.machine.kill()
+    await fault_context.pause_between()
+    await fault_context.up()
+
+
+class TopicChanger:
+    """Client that creates, uses and deletes a topic, twice, while a device hangs."""
+
+    NAME: Final = "changer"
+    PARTITIONS: Final = 4
+
+    def __init__(self, environment: Environment, log_dirs: list[str]) -> None:
+        """Check that each partition of the topics is served from `log_dirs` soon."""
+        self.environment = environment
+        self._log_dirs = log_dirs
+        self._live = environment.checker(OtherDirectoriesLive)
+        self._draw = environment.world.stream(f"{self.NAME} {environment.world.now}")
+
+    async def run(self, runtime: Runtime) -> None:
+        """Change two topics of one name: the logs of the first may not be deleted yet."""
+        self.environment.checker(AcknowledgedChangesStay).create_asked(self.NAME)
+        left = ["the first topic", "the second topic"]
+        with trio.move_on_after(INSPECTION_S):
+            while left:
+                try:
+                    connection = await self.environment.connect(runtime, self.NAME, self._draw)
+                    try:
+                        while left:
+                            await self._change(runtime, connection)
+                            left.pop()
+                    finally:
+                        connection.close()
+                except BROKEN as error:
+                    self.environment.world.say(self.NAME, repr(error))
+                    await sleep(runtime.clock, 0.2)
+        self._live.inspected(left, INSPECTION_S)
+
+    async def _change(self, runtime: Runtime, connection: ClientConnection) -> None:
+        """Create the topic unless an earlier attempt has; delete it once all of it is served."""
+        asked = CreatableTopic(name=self.NAME, num_partitions=self.PARTITIONS, replication_factor=1)
+        message = CreateTopicsRequest(topics=[asked], timeout_ms=5000)
+        answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
+        if answer.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise EOFError(f"create: {answer.error_code}")
+        topic = Topic(self.NAME, bytes(answer.topic_id), self.PARTITIONS, {})
+        for partition in range(self.PARTITIONS):
+            while await list_offset(connection, topic, partition, LATEST) is None:
+                await sleep(runtime.clock, 0.1)
+        by_name = connection.version(ApiKey.DELETE_TOPICS) < _TOPIC_STATES_SINCE
+        deletion = DeleteTopicsRequest(
+            topics=[] if by_name else [DeleteTopicState(name=self.NAME)],
+            topic_names=[self.NAME] if by_name else [],
+            timeout_ms=5000,
+        )
+        await connection.call(ApiKey.DELETE_TOPICS, deletion)
+
+
 class Inspector:
     """Client that checks whether every partition in some log directories is served soon."""
 
@@ -389,4 +480,5 @@ DEVICE_FAULTS: Final[dict[str, Fault]] = {
     "clock jump": clock_jump,
     "broken device": broken_device,
     FAILING_LOG: failing_log,
+    HANGING_DEVICE: hanging_device,
 }

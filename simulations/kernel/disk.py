@@ -23,6 +23,8 @@ from metaquorum.simulations.kernel.trace import Trace
 T = TypeVar("T")
 NEEDING_ROOM: Final = ("write", "create", "mkdir")
 FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
+# Interval at which a call that hangs looks whether its device responds again.
+HANGING_LOOK_S: Final = 0.1
 # Share of the pauses of a function in a worker thread that take as long as a slow disk.
 SLOW_PAUSES: Final = 0.2
 # Time for which writers are held up after a write that has waited.
@@ -60,6 +62,9 @@ class DiskFaults:
     failing_read: Callable[[str], bool] | None = None
     # Errno with which changes of a path fail (0: they succeed): one of several devices may fail.
     refusing: Callable[[str], int] | None = None
+    # Paths at which calls in worker threads do not return, for as long as they are in it. On the
+    # loop, calls are made for what is in memory: that of a device that hangs stays usable.
+    hanging: Callable[[str], bool] | None = None
     happened: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -201,6 +206,7 @@ class ProcessDisk:
     ) -> None:
         """Call `effect`; if the machine is to stop here, stop before, after or in the middle."""
         self._let_loop_run()
+        self._hang(what.split(" ")[0])
         self.process.check()
         faults = self.faults
         if faults.stop_in is not None and faults.stop_path in what:
@@ -248,8 +254,23 @@ class ProcessDisk:
             steps.pause()
             self.process.check()
 
+    def _hang(self, path: str) -> None:
+        """Let a function in a worker thread wait until the device of `path` responds."""
+        steps, faults = current(), self.faults
+        if steps is None or steps.locks or faults.hanging is None:
+            return
+        if faults.hanging(path):
+            faults.count("calls that hang")
+            self.say(f"a call for {path} hangs")
+        while faults.hanging is not None and faults.hanging(path):
+            steps.is_hanging = True
+            steps.pause()
+            self.process.check()
+        steps.is_hanging = False
+
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
         self.process.check()
+        self._hang(path)
         try:
             inode = self.storage.file(path)
         except FileNotFoundError:
@@ -279,6 +300,7 @@ class ProcessDisk:
     def reading(self, path: str) -> None:
         """Raise OSError if reads of `path` are to fail."""
         self._let_loop_run()
+        self._hang(path)
         faults = self.faults
         if faults.failing_read is not None and faults.failing_read(path):
             faults.count("reads failed")
@@ -287,6 +309,7 @@ class ProcessDisk:
 
     def exists(self, path: str) -> bool:
         self.process.check()
+        self._hang(path)
         try:
             self.storage.find(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -298,6 +321,7 @@ class ProcessDisk:
 
     def identity(self, path: str) -> Identity:
         self.process.check()
+        self._hang(path)
         return self.storage.identity(path)
 
     def size(self, path: str) -> int:
@@ -366,6 +390,7 @@ class ProcessDisk:
 
     def free_bytes(self, path: str) -> int:
         self.process.check()
+        self._hang(path)
         return self.storage.free_bytes()
 
     def total_bytes(self, path: str) -> int:
@@ -384,7 +409,8 @@ class ProcessDisk:
             after += self.random.random() * faults.slow_s
         await self.process.wait_until(now + before)
         try:
-            if faults.interleaved and self.random.random() < faults.interleaved:
+            is_beside = faults.interleaved and self.random.random() < faults.interleaved
+            if is_beside or faults.hanging is not None:
                 return await self._run_in_thread(function)
             self.process.is_in_thread = True
             return function()
@@ -399,6 +425,11 @@ class ProcessDisk:
         steps.step()
         try:
             while not steps.is_done:
+                if steps.is_hanging:
+                    when = self.process.timeline.now + HANGING_LOOK_S
+                    await self.process.wait_until(when, shielded=True)
+                    steps.step()
+                    continue
                 self.faults.count("loop ran during a function in a worker thread")
                 is_slow = self.random.random() < SLOW_PAUSES
                 longest_s = self.faults.slow_s if is_slow else self.faults.delay_s

@@ -36,6 +36,7 @@ class ThreadSteps:
         self._carrier = _idle.pop() if _idle else _Carrier()
         self.locks = 0
         self.is_done = False
+        self.is_hanging = False  # it waits for a device
         self.error: BaseException | None = None
         self.result: Any = None
         self._carrier.carry(self)

@@ -8,6 +8,7 @@ import trio
 
 from metaquorum.dataplane.fetch.sessions import SessionPartition
 from metaquorum.dataplane.log.compaction import cleaning
+from metaquorum.dataplane.log.dirs.dir_steps import DirSteps
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from metaquorum.dataplane.log.local_log import LocalLog
@@ -146,6 +147,10 @@ def _rot_made_sound() -> AbstractContextManager[None]:
     return swapped(cleaning, "batch_crc", wrong)
 
 
+def _hanging_directory_waited_for() -> AbstractContextManager[None]:
+    return swapped(DirSteps, "run", lambda _: lambda self: trio.sleep_forever())
+
+
 def _one_directory_fails_all() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def fail(self: Any, log_dir: Any, error: StorageError) -> None:
@@ -256,5 +261,12 @@ UPKEEP_MUTANTS: Final = (
         "log-dirs",
         ("liveness",),
         _one_directory_fails_all,
+    ),
+    Mutant(
+        "hanging-directory-waited-for",
+        "duties for all log directories wait for one that hangs",
+        "log-dirs",
+        ("liveness",),
+        _hanging_directory_waited_for,
     ),
 )

@@ -16,7 +16,7 @@ from metaquorum.simulations.checkers.retention import RetentionIsDue
 from metaquorum.simulations.cluster.cluster_scenario import CLUSTER
 from metaquorum.simulations.cluster.quorum_scenario import QUORUM
 from metaquorum.simulations.cluster.rebuilt_voter import REBUILT_VOTER
-from metaquorum.simulations.faults.device_faults import FAILING_LOG
+from metaquorum.simulations.faults.device_faults import FAILING_LOG, HANGING_DEVICE
 from metaquorum.simulations.groups.groups_scenario import GROUPS
 from metaquorum.simulations.groups.throttled_members import THROTTLED_MEMBERS
 from metaquorum.simulations.groups.upgrade_scenario import UPGRADES
@@ -60,8 +60,9 @@ def _single_node(
         settings = draw_settings(draw)
         shape(settings, draw)
         purpose = narrow(name, settings, world.stream("narrow"))
-        if purpose is None and world.stream("one more fault").random() < ONE_MORE_FAULT:
-            settings.faults += LAST_FAULTS.get(name, ())
+        for stream, fault in LAST_FAULTS.get(name, ()) if purpose is None else ():
+            if world.stream(stream).random() < ONE_MORE_FAULT:
+                settings.faults.append(fault)
         if purpose is not None:
             world.say("story", f"narrow world: {purpose}")
             world.count(f"narrow: {purpose}")
@@ -79,10 +80,12 @@ def _single_node(
     return Scenario(name, about, play_world, checkers, gates)
 
 
-# Faults that were added later: they come last, in this share of the seeds, and are drawn from a
-# stream of their own, so that the other seeds and the earlier faults do not change.
+# Faults that were added later: each comes last, in this share of the seeds, and is drawn from a
+# stream of its own, so that the other seeds and the earlier faults do not change.
 ONE_MORE_FAULT: Final = 0.2
-LAST_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {"log-dirs": (FAILING_LOG,)}
+LAST_FAULTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "log-dirs": (("one more fault", FAILING_LOG), ("one more hangs", HANGING_DEVICE)),
+}
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
 
@@ -346,6 +349,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fault: sync failure",
                 "fault: disk full",
                 f"fault: {FAILING_LOG}",
+                f"fault: {HANGING_DEVICE}",
             ),
             (*CHECKERS, FailedDirectoriesTakeNothing),
         ),

@@ -5,11 +5,11 @@ as the deletion of a topic, therefore does its steps here:
 
     the step ends in time          the caller gets its result, or its error
     PATIENCE_S pass before that    the directory is unresponsive, which is logged once; the caller
-                                   gets UnresponsiveError, and the step goes on
+                                   gets UnresponsiveError, the step continues
     a step in an unresponsive one  UnresponsiveError at once
     all late steps have ended      the directory is responsive again
 
-A lone directory has no such steps: nothing could go on without it.
+A lone directory has no such steps: nothing could continue without it.
 """
 
 import logging
@@ -24,7 +24,7 @@ from metaquorum.runtime.interfaces import StorageError
 logger = logging.getLogger(__name__)
 
 # More than a disk takes that is merely busy, less than clients and controllers wait.
-PATIENCE_S: Final = 5.0
+PATIENCE_S: Final = 3.0
 
 T = TypeVar("T")
 
@@ -122,7 +122,9 @@ class DirSteps:
             del self._late[log_dir]
             logger.warning("log directory %s responds again, after %.0f s", log_dir.path, seconds)
         if doing.error is not None:  # the caller has not waited for it
-            logger.warning("%s: %s", log_dir.path, doing.error)
+            logger.warning(
+                "a late step in log directory %s has failed: %s", log_dir.path, doing.error
+            )
 
 
 def _unresponsive(log_dir: LogDir) -> UnresponsiveError:
