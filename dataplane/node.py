@@ -29,7 +29,7 @@ from metaquorum.quorum.rpc.follower import MetadataFollower
 from metaquorum.quorum.rpc.links import QuorumLinks
 from metaquorum.quorum.storage.bootstrap_records import read_first_records
 from metaquorum.quorum.storage.data_dir import DirWatch, Storage, open_storage
-from metaquorum.runtime import Listener, Runtime, StorageError, sleep
+from metaquorum.runtime import Listener, Runtime, StorageError, is_out_of_descriptors, sleep
 from metaquorum.security.tls_context import TlsFilesError, keep_reloading
 from metaquorum.wire.primitives.errors import KafkaError
 from metaquorum.wire.primitives.types import random_uuid
@@ -342,4 +342,6 @@ def _sentence(error: BaseException) -> str:
     """Return the message of the first error; the others are its consequences."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if is_out_of_descriptors(error) and "limit of open files" not in str(error):
+        return f"{error}; raise the limit of open files (ulimit -n, fs.file-max)"
     return error.message if isinstance(error, KafkaError) else str(error)

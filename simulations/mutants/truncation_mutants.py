@@ -1,7 +1,7 @@
 """Mutants of the truncation and deletion of logs, which a crash reveals."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import trio
@@ -14,11 +14,11 @@ from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 def _recovery_point_above_cut() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        @asynccontextmanager
-        async def cutting(self: Any, logs: Any, kept: Any) -> AsyncIterator[None]:
+        @contextmanager
+        def holding(self: Any, kept: Any) -> Iterator[None]:
             yield
 
-        return cutting
+        return holding
 
     def unasserted(_: Any) -> Any:
         def _distrust_from(self: Any, offset: int) -> None:
@@ -27,7 +27,8 @@ def _recovery_point_above_cut() -> AbstractContextManager[None]:
         return _distrust_from
 
     return all_of(
-        swapped(OffsetCheckpoints, "cutting", wrong),
+        swapped(OffsetCheckpoints, "holding", wrong),
+        swapped(OffsetCheckpoints, "exceed", lambda _: lambda self, logs, kept: False),
         swapped(LocalLog, "_distrust_from", unasserted),
     )
 

@@ -30,7 +30,7 @@ from metaquorum.quorum.storage.data_dir import (
     is_formatted,
     open_storage,
 )
-from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.runtime.interfaces import Disk, StorageError, is_out_of_descriptors
 from metaquorum.wire.primitives.frozen import frozen
 from metaquorum.wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 
@@ -129,6 +129,8 @@ class _DirDiscovery:
             except StorageIdentityError:
                 raise
             except StorageError as error:
+                if is_out_of_descriptors(error):  # the directory may be intact
+                    raise
                 logger.error("log directory %s is offline: %s", path, error)
                 failures.append(error)
                 self.absent.append(AbsentDir(path, self._known_id(path), True))

@@ -56,7 +56,13 @@ from metaquorum.dataplane.log.segments.names import (
     stray_unique,
 )
 from metaquorum.dataplane.log.segments.segment import SegmentState
-from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError
+from metaquorum.runtime.interfaces import (
+    Disk,
+    FileLock,
+    Identity,
+    StorageError,
+    is_out_of_descriptors,
+)
 from metaquorum.wire.primitives.frozen import frozen
 from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
@@ -195,7 +201,7 @@ class LogDir:
         """Open and recover all logs of this directory; those that fail are in `offline`.
 
         `concurrent`: number of logs recovered at the same time. Raises StorageError if the
-        directory fails.
+        directory fails, or if no descriptor is free.
         """
         mark = self.files.sync_failure_marker
         with storage_errors("read", self.path):
@@ -270,6 +276,8 @@ class LogDir:
                 notes_damage=self.previous_broker_epoch >= 0,
             )
         except StorageError as error:
+            if is_out_of_descriptors(error):  # the log may be intact
+                raise
             return partial(self._set_offline, partition, error, offsets)
         return partial(self._add, partition, config, loaded, now_ms)
 

@@ -52,7 +52,7 @@ from metaquorum.dataplane.log.segments.files import (
 )
 from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.quorum.storage.data_dir import Storage
-from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.runtime.interfaces import Disk, StorageError, is_out_of_descriptors
 from metaquorum.wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
@@ -251,13 +251,15 @@ class LogDirs:
         """Open and recover the logs of all directories; those that fail are offline.
 
         `concurrent`: number of logs recovered at the same time in each directory. Raises
-        StorageError if all directories fail.
+        StorageError if all directories fail, or if no descriptor is free.
         """
 
         async def load(log_dir: LogDir) -> None:
             try:
                 await log_dir.load(config_of, now_ms, concurrent=concurrent)
             except StorageError as error:
+                if is_out_of_descriptors(error):  # the directory may be intact
+                    raise
                 self.fail(log_dir, error)
             log_dir.files.on_unreadable = self._unreadable
 

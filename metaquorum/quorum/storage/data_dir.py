@@ -17,7 +17,14 @@ from random import Random
 from typing import Final
 
 from metaquorum.metadata.ids import new_topic_id
-from metaquorum.runtime.interfaces import Disk, FileLock, Identity, StorageError, write_atomically
+from metaquorum.runtime.interfaces import (
+    Disk,
+    FileLock,
+    Identity,
+    StorageError,
+    is_out_of_descriptors,
+    write_atomically,
+)
 from metaquorum.wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
@@ -112,10 +119,10 @@ def open_storage(
             f"{data_dir} is a file, or is inside of one; choose another data directory"
         ) from error
     except OSError as error:
-        raise StorageError(
-            f"cannot use {data_dir}: {error.strerror or error}; choose another data directory or"
-            " change its permissions"
-        ) from error
+        text = f"cannot use {data_dir}: {error.strerror or error}"
+        if not is_out_of_descriptors(error):
+            text += "; choose another data directory or change its permissions"
+        raise StorageError(text) from error
     try:
         properties = _read(disk, data_dir)
         is_new = properties is None

@@ -510,3 +510,33 @@ async def test_a_disk_that_hangs_holds_up_no_cleaning_of_another(tmp_path: Path)
         with trio.fail_after(30):
             while not dirs.cleaner_offset(("k", 0)):
                 await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize(
+    "path",
+    ["b/.lock", "b/t-1/00000000000000000000.log", ".journal", "b/recovery-point-offset-checkpoint"],
+)
+@in_trio
+async def test_a_node_without_a_descriptor_at_its_start_says_so_and_takes_nothing_offline(
+    tmp_path: Path, number: int, path: str
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk):
+        pass
+    (tmp_path / "a" / ".kafka_cleanshutdown").unlink()  # its logs are scanned
+    (tmp_path / "b" / ".kafka_cleanshutdown").unlink()
+    for action in ("open", "read"):
+        disk.fail(action, path, number)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with two_dirs(tmp_path, disk):
+            pass
+    assert caught.group_contains(
+        NodeError, match=r"Too many open files.*; raise the .*limit of open files \("
+    )
+    disk.faults.clear()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        dirs = served.worker.replica_manager.log_dirs
+        assert not dirs.lost_paths
+        for index in range(2):
+            assert (await fetched(client, index)).records
