@@ -153,12 +153,13 @@ def _lengthen(
     field = _field(type(holder), way[0])
     if field.kind == "array":
         length, *rest = lengths
-        items = [_item(field, version, 0 if is_same else n) for n in range(length)]
-        setattr(holder, way[0], items)
+        # Equal elements are one object, which is encoded as often.
+        made = [_item(field, version, n) for n in range(1 if is_same else length)]
+        setattr(holder, way[0], made * length if is_same else made)
     else:
-        rest, items = list(lengths), [getattr(holder, way[0])]
+        rest, made = list(lengths), [getattr(holder, way[0])]
     if len(way) > 1:
-        for item in items:
+        for item in made:
             _lengthen(item, version, way[1:], tuple(rest), is_same)
 
 

@@ -76,11 +76,15 @@ class Watch(trio.abc.Instrument):
         self.longest: list[tuple[float, str]] = []
         self.largest: list[tuple[int, str]] = []
         self._began = self._collection_began = self._collected = _Reading(0.0, 0)
+        # After the last slice. The next one begins with as many: a look at all blocks of a process
+        # takes longer than most slices, and the loop itself keeps nothing between two of them.
+        self._objects = 0
         self._own_task: trio.lowlevel.Task | None = None  # tasks of the test itself
 
     def start(self) -> None:
         self.longest.clear()
         self.largest.clear()
+        self._objects = self._now().objects
 
     def too_long(self) -> list[str]:
         """Return the slices above a limit, the worst first."""
@@ -95,23 +99,30 @@ class Watch(trio.abc.Instrument):
     def _now(self) -> _Reading:
         return _reading().since(self._collected)
 
+    def _begins(self) -> _Reading:
+        return _Reading(time.thread_time() - self._collected.cpu_s, self._objects)
+
     def _ended(self, began: _Reading, whose: str) -> None:
-        took = self._now().since(began)
+        now = self._now()
+        self._objects = now.objects
+        took = now.since(began)
         if took.cpu_s > self.max_s / 12:
             self.longest = sorted([*self.longest, (took.cpu_s, whose)], reverse=True)[:10]
         if abs(took.objects) > self.max_objects / 4:
             self.largest = sorted([*self.largest, (abs(took.objects), whose)], reverse=True)[:10]
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began = self._now()
+        self._began = self._begins()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if task is not self._own_task:
+        if task is self._own_task:
+            self._objects = self._now().objects
+        else:
             self._ended(self._began, task.name)
 
     def step(self, step: Callable[[], bool]) -> Callable[[], bool]:
         def watched() -> bool:
-            began = self._now()
+            began = self._begins()
             try:
                 return step()
             finally:
@@ -131,6 +142,7 @@ class Watch(trio.abc.Instrument):
         self._own_task = trio.lowlevel.current_task()
         trio.lowlevel.add_instrument(self)
         gc.callbacks.append(self.collects)
+        self.start()  # steps of connections so far began with an unknown number
         try:
             yield
         finally:
