@@ -9,6 +9,7 @@ from metaquorum.dataplane.log.segments.config import NEVER
 from metaquorum.dataplane.log.segments.index import TimeIndex
 from metaquorum.dataplane.maintenance import background_tasks, log_cleaner
 from metaquorum.dataplane.partition import batch_validation
+from metaquorum.dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.batches import parse_header
@@ -79,6 +80,20 @@ def _index_kept_behind_cut() -> AbstractContextManager[None]:
     return swapped(TimeIndex, "truncate_to", wrong)
 
 
+def _empty_log_waits() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def truncate_fully(self: Any, key: Any, followed: Any, offset: int) -> None:
+            log = followed.partition.log
+            if offset <= log.log_end_offset == log.log_start_offset:
+                self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
+                return
+            await right(self, key, followed, offset)
+
+        return truncate_fully
+
+    return swapped(ReplicaFetcher, "_truncate_fully", wrong)
+
+
 CLEANUP_MUTANTS: Final = tuple(
     Mutant(name, about, "cleaned-replicas", found_as, apply)
     for name, about, found_as, apply in (
@@ -117,6 +132,12 @@ CLEANUP_MUTANTS: Final = tuple(
             "a follower that truncates its log leaves the time index as it is",
             ("L5",),
             _index_kept_behind_cut,
+        ),
+        (
+            "empty-log-waits",
+            "an empty log that ends after its leader's waits for an epoch by which to truncate",
+            ("liveness",),
+            _empty_log_waits,
         ),
     )
 )

@@ -432,6 +432,17 @@ def _state_configs_unbounded() -> AbstractContextManager[None]:
     return swapped(config_changes, "own_complaint", unbounded)
 
 
+def _uncommitted_not_counted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def appended(self: Any, written: Any) -> None:
+            right(self, written)
+            self._uncommitted.clear()
+
+        return appended
+
+    return swapped(GroupShard, "appended", wrong)
+
+
 GROUP_MUTANTS: Final = tuple(
     Mutant(name, about, "groups", found_as, apply)
     for name, about, found_as, apply in (
@@ -632,6 +643,12 @@ GROUP_MUTANTS: Final = tuple(
             "configs of an internal topic may remove or stop the state in it",
             ("G6",),
             _state_configs_unbounded,
+        ),
+        (
+            "uncommitted-not-counted",
+            "a group is forgotten, or its deletion ends, while records of it are not committed",
+            ("G1", "G2", "G3"),
+            _uncommitted_not_counted,
         ),
     )
 )

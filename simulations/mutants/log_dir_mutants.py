@@ -84,6 +84,17 @@ def _replaced_log_kept() -> AbstractContextManager[None]:
     return swapped(LogDir, "delete_replaced", lambda _: lambda self, log, name: None)
 
 
+def _cancelled_move_swapped() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def check(self: Any, move: Any) -> None:
+            if self.moves.get(move.at) is move:
+                right(self, move)
+
+        return check
+
+    return swapped(LogDirMover, "_check", wrong)
+
+
 LOG_DIR_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, about, scenario, found_as, apply in (
@@ -135,6 +146,19 @@ LOG_DIR_MUTANTS: Final = tuple(
             "moving-dirs",
             ("R11",),
             _replaced_log_kept,
+        ),
+    )
+)
+
+COPY_MUTANTS: Final = tuple(
+    Mutant(name, about, scenario, found_as, apply)
+    for name, about, scenario, found_as, apply in (
+        (
+            "cancelled-move-swapped",
+            "a move that is cancelled while it waits for a sync continues, and swaps the logs",
+            "moved-dirs",
+            ("R11", "bug"),
+            _cancelled_move_swapped,
         ),
     )
 )

@@ -123,7 +123,7 @@ LOG_MUTANTS: Final = tuple(
         ),
         (
             "removals-not-synced",
-            "retention renames several segments above the recovery point without a sync between",
+            "retention renames several segments without a sync between",
             "administration",
             ("R6", "L1", "L5"),
             _removals_not_synced,

@@ -12,15 +12,17 @@ from metaquorum.dataplane.log.dirs.dir_steps import DirSteps
 from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
 from metaquorum.dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.segments.index import SparseIndex
 from metaquorum.dataplane.log.segments.names import LOG_START_CHECKPOINT
 from metaquorum.dataplane.log.segments.segment import Segment
 from metaquorum.dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from metaquorum.dataplane.maintenance import background_tasks
+from metaquorum.dataplane.maintenance.background_tasks import BackgroundTasks
 from metaquorum.dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.runtime.interfaces import StorageError
-from metaquorum.simulations.kernel.mutation import Mutant, swapped
+from metaquorum.simulations.kernel.mutation import Mutant, all_of, swapped
 
 _CHECKSUM_AT: Final = 17
 
@@ -163,6 +165,63 @@ def _one_directory_fails_all() -> AbstractContextManager[None]:
     return swapped(LogDirs, "fail", wrong)
 
 
+def _wrong_index_emptied() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def remove_wrong_file(self: Any) -> None:
+            if self.has_wrong_file:
+                self.file.get().truncate(0)
+                self.has_wrong_file = False
+
+        return remove_wrong_file
+
+    return swapped(SparseIndex, "remove_wrong_file", wrong)
+
+
+class _StoppedClock:
+    """Clock whose wall time stays at `now_ms`."""
+
+    def __init__(self, clock: Any, now_ms: int) -> None:
+        self._clock = clock
+        self._now_ms = now_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+
+def _clock_read_once() -> AbstractContextManager[None]:
+    began_ms: dict[Any, int] = {}
+
+    def whole_pass(right: Any) -> Any:
+        async def retain(self: Any) -> None:
+            began_ms[self] = self._clock.now_ms()
+            try:
+                await right(self)
+            finally:
+                del began_ms[self]
+
+        return retain
+
+    def one_log(right: Any) -> Any:
+        def advance_start(self: Any, partition: Any) -> Any:
+            clock = self._clock
+            if self in began_ms:
+                self._clock = _StoppedClock(clock, began_ms[self])
+            try:
+                return right(self, partition)
+            finally:
+                self._clock = clock
+
+        return advance_start
+
+    return all_of(
+        swapped(BackgroundTasks, "_retain", whole_pass),
+        swapped(BackgroundTasks, "_advance_start", one_log),
+    )
+
+
 UPKEEP_MUTANTS: Final = (
     Mutant(
         "retention-takes-one-more",
@@ -170,6 +229,13 @@ UPKEEP_MUTANTS: Final = (
         "administration",
         ("L3",),
         _retention_takes_one_more,
+    ),
+    Mutant(
+        "clock-read-once",
+        "retention judges all logs of a pass by the time at which the pass began",
+        "everything",
+        ("L3",),
+        _clock_read_once,
     ),
     Mutant(
         "deleted-records-come-back",
@@ -247,6 +313,13 @@ UPKEEP_MUTANTS: Final = (
         "failing-disk",
         ("L5",),
         _time_index_order_believed,
+    ),
+    Mutant(
+        "wrong-index-emptied",
+        "an index that was found wrong leaves an empty file, which the next start trusts",
+        "failing-disk",
+        ("L5",),
+        _wrong_index_emptied,
     ),
     Mutant(
         "rot-made-sound",

@@ -35,7 +35,7 @@ from metaquorum.simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from metaquorum.simulations.mutants.group_mutants import GROUP_MUTANTS
 from metaquorum.simulations.mutants.interleaving_mutants import CHECK_MUTANTS
 from metaquorum.simulations.mutants.load_mutants import LOAD_MUTANTS
-from metaquorum.simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
+from metaquorum.simulations.mutants.log_dir_mutants import COPY_MUTANTS, LOG_DIR_MUTANTS
 from metaquorum.simulations.mutants.log_mutants import LOG_MUTANTS
 from metaquorum.simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
 from metaquorum.simulations.mutants.move_mutants import DRAINING_MUTANTS, MOVE_MUTANTS
@@ -434,6 +434,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *PRODUCER_MUTANTS,
         *MOVE_MUTANTS,
         *LOG_DIR_MUTANTS,
+        *COPY_MUTANTS,
         *DRAINING_MUTANTS,
         *STATE_MUTANTS,
     )

@@ -91,6 +91,13 @@ def _matched_for_ever() -> AbstractContextManager[None]:
     return swapped(Progress, "refused", wrong)
 
 
+def _unfinished_folder_kept() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return property(lambda self: self._folder.is_made)
+
+    return swapped(LocalLog, "has_folder", wrong)
+
+
 REPLICA_FAULT_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, scenario, about, found_as, apply in (
@@ -142,6 +149,13 @@ REPLICA_FAULT_MUTANTS: Final = tuple(
             "after an unclean election leaders of the partition commit records that only they have",
             ("R1", "R2", "R6"),
             _unclean_for_ever,
+        ),
+        (
+            "unfinished-folder-kept",
+            "replication",
+            "the folder of a log that a full disk left unfinished stays when its topic is deleted",
+            ("R10",),
+            _unfinished_folder_kept,
         ),
     )
 )

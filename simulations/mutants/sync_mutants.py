@@ -4,6 +4,7 @@ They have an effect only if a file system is synced as a whole, if the loop runs
 operations of a function in a worker thread, or if a disk fails.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
@@ -11,7 +12,9 @@ from typing import Any, Final
 from metaquorum.dataplane.log import local_log
 from metaquorum.dataplane.log.dirs.log_dir import LogDir
 from metaquorum.dataplane.log.local_log import LocalLog
+from metaquorum.dataplane.log.recovery import recovery
 from metaquorum.dataplane.log.segments import files
+from metaquorum.dataplane.log.segments.config import NEVER
 from metaquorum.simulations.kernel.mutation import Mutant, swapped
 
 
@@ -65,6 +68,32 @@ class _Then:
         self._log.recovery_point = max(self._log.recovery_point, self._log.log_end_offset)
 
 
+def _small_files_not_synced() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def may_be_unsynced(self: Any) -> frozenset[str]:
+            return frozenset()
+
+        return may_be_unsynced
+
+    return swapped(recovery._Loader, "_may_be_unsynced", wrong)
+
+
+def _unsynced_index_believed() -> AbstractContextManager[None]:
+    def to_its_end(_: Any) -> Any:
+        def first_unclean(self: Any) -> int:
+            if self.clean:
+                return NEVER
+            after = bisect_right(self.bases, self.synced_to)
+            return int(self.bases[max(after - 1, 0)])
+
+        return first_unclean
+
+    return _both(
+        swapped(recovery._Loader, "_first_unclean", to_its_end),
+        swapped(LocalLog, "synced_offset", lambda _: property(lambda self: self.recovery_point)),
+    )
+
+
 FAULT_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, about, scenario, found_as, apply in (
@@ -88,6 +117,20 @@ FAULT_MUTANTS: Final = tuple(
             "syncs",
             ("R6", "L4", "L5"),
             _end_noted_by_the_thread,
+        ),
+        (
+            "small-files-not-synced",
+            "topic ids and epochs that a killed process wrote count as durable without a sync",
+            "log-dirs",
+            ("R6",),
+            _small_files_not_synced,
+        ),
+        (
+            "unsynced-index-believed",
+            "recovery trusts the indexes of a segment that ends at the recovery point",
+            "single-node-power",
+            ("L5",),
+            _unsynced_index_believed,
         ),
     )
 )

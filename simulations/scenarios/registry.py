@@ -66,18 +66,28 @@ def _single_node(
         if purpose is not None:
             world.say("story", f"narrow world: {purpose}")
             world.count(f"narrow: {purpose}")
-        world.faults = dict(enumerate(settings.faults))
-        settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
-        environment = Environment(world, settings, checkers)
-        retention = environment.checker(RetentionIsDue)
-        with (
-            watched(environment.checker(AppliedStays).seen),
-            watched_retirement(retention.advanced, retention.retired),
-            small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
-        ):
-            await play(environment)
+        await play_settings(world, settings, checkers, leave_out)
 
     return Scenario(name, about, play_world, checkers, gates)
+
+
+async def play_settings(
+    world: World,
+    settings: Settings,
+    checkers: tuple[type[Checker], ...] = CHECKERS,
+    leave_out: Collection[int] = (),
+) -> None:
+    """Play one world of one node, without the faults with the numbers in `leave_out`."""
+    world.faults = dict(enumerate(settings.faults))
+    settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
+    environment = Environment(world, settings, checkers)
+    retention = environment.checker(RetentionIsDue)
+    with (
+        watched(environment.checker(AppliedStays).seen),
+        watched_retirement(retention.advanced, retention.retired),
+        small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
+    ):
+        await play(environment)
 
 
 # Faults that were added later: each comes last, in this share of the seeds, and is drawn from a
