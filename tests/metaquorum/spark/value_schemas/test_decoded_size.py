@@ -198,6 +198,7 @@ def bombs(registry: Registry) -> Iterator[tuple[str, Any, bytes]]:
     yield "packed", protobuf(400), b"\x0a\x00" * 10**5 + b"\x12\xc0\x84\x3d" + b"\1" * 10**6
 
 
+@pytest.mark.slow
 def test_a_value_that_expands_without_bound_is_rejected_before_it_does(
     registry: Registry,
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_value_that_expands_without_bound_is_rejected_before_it_does(
         assert memory.most < 2 * MAX_VALUE_BYTES, name
 
 
+@pytest.mark.slow
 def test_values_that_expand_are_decoded_in_pieces(registry: Registry) -> None:
     """The attack that this is about: 9 bytes of a value are a thousand records."""
     field = {"name": "x", "type": "int", "default": 0}
@@ -227,6 +229,7 @@ def test_values_that_expand_are_decoded_in_pieces(registry: Registry) -> None:
     assert memory.most < 3 * PIECE_BYTES
 
 
+@pytest.mark.slow
 def test_reasons_of_rejected_values_are_in_pieces_too() -> None:
     decoder = open_decoder(ValueSchemaSpec("json", "id INT"))
     with Memory() as memory:
@@ -239,6 +242,7 @@ def test_reasons_of_rejected_values_are_in_pieces_too() -> None:
     assert memory.most < 5 * PIECE_BYTES
 
 
+@pytest.mark.slow
 def test_the_pieces_of_a_batch_do_not_change_its_rows() -> None:
     """A retry decodes other batches, because fetches differ, but the same rows in their order."""
     decoder = open_decoder(ValueSchemaSpec("json", "items ARRAY<BIGINT>"))
