@@ -247,7 +247,7 @@ UPKEEP_MUTANTS: Final = (
     Mutant(
         "deletion-not-written",
         "DeleteRecords is acknowledged before the log start offset is on disk",
-        "administration",
+        "log-dirs",
         ("L3",),
         _deletion_not_written,
     ),

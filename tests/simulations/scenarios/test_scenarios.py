@@ -151,6 +151,11 @@ def test_a_defect_is_found_and_named() -> None:
 
 
 @pytest.mark.slow
+def test_a_deletion_that_is_acknowledged_too_early_is_found() -> None:
+    assert_found("deletion-not-written", 2)
+
+
+@pytest.mark.slow
 def test_planting_leaves_the_shipped_code_as_it_was() -> None:
     before, _ = run_seed("single-node-power", 3)
     for mutant in MUTANTS.values():
