@@ -195,12 +195,12 @@ def _clock_read_once() -> AbstractContextManager[None]:
     began_ms: dict[Any, int] = {}
 
     def whole_pass(right: Any) -> Any:
-        async def retain(self: Any) -> None:
+        async def retain(self: Any, log_dir: Any) -> None:
             began_ms[self] = self._clock.now_ms()
             try:
-                await right(self)
+                await right(self, log_dir)
             finally:
-                del began_ms[self]
+                began_ms.pop(self, None)
 
         return retain
 
