@@ -45,15 +45,15 @@ SOONEST: Final[Mapping[str, int]] = {
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: f"{known['scenario']}-{known['seed']}")
-def test_a_seed_names_its_mutant_or_says_that_the_simulator_was_mended(
+def test_a_seed_names_its_mutant_or_says_that_the_simulator_was_fixed(
     known: dict[str, object],
 ) -> None:
     assert known["scenario"] in SCENARIOS
     assert known["found"]
     fields = set(known) - {"scenario", "seed", "found"}
-    if "mended" in fields:
-        assert fields == {"mended"}
-        assert known["mended"] == "simulator"
+    if "fixed" in fields:
+        assert fields == {"fixed"}
+        assert known["fixed"] == "simulator"
     elif known["mutant"]:
         assert fields == {"mutant"}
         assert known["mutant"] in MUTANTS
