@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -227,7 +228,26 @@ def _run_node(invocation: "Invocation") -> int:
             " traceback",
             exc_info=errors,
         )
+    discard_unwritten_output()
     return return_code
+
+
+def discard_unwritten_output() -> None:
+    """Discard lines that a full disk or a closed pipe refuses.
+
+    Python writes what its buffers hold again when it ends, and a failure would replace the
+    status with which the node ends.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
+        except AttributeError:  # closed when the process started
+            pass
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -154,6 +154,7 @@ def test_a_node_whose_output_cannot_be_written_serves(tmp_path: Path, *, has_err
         process = subprocess.Popen(
             command("--data-dir", tmp_path / "data", "--listen", f"127.0.0.1:{port}"),
             cwd=ROOT,
+            env={name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"},
             **outputs,
         )
     os.close(writing)
