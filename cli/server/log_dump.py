@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from metaquorum.cli.common.output import plain, printable
+from metaquorum.cli.common.refused_output import discard_refused_output
 from metaquorum.cli.common.times import iso_text
 from metaquorum.dataplane.log.dump import aborted_rows, producer_rows, segment_rows
 from metaquorum.dataplane.log.segments.names import ABORTED_INDEX, LOG, parse_file_name
@@ -75,7 +76,7 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
                 for line in lines:
                     click.echo(line)
     except BrokenPipeError:  # the reader of the pipe has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_refused_output()
     except (_UnknownFileError, OSError) as error:
         click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(BAD_USAGE)

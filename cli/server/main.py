@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ import click
 from metaquorum.cli.common.lazy_group import LazyGroup
 from metaquorum.cli.common.logs import LOG_FORMATS, LOG_LEVELS, configure_logging
 from metaquorum.cli.common.process_figures import process_figures, start_words
+from metaquorum.cli.common.refused_output import discard_refused_output
 from metaquorum.cli.common.usage import UsageError, address_text
 from metaquorum.runtime.one_line import one_line
 
@@ -228,26 +228,8 @@ def _run_node(invocation: "Invocation") -> int:
             " traceback",
             exc_info=errors,
         )
-    discard_unwritten_output()
+    discard_refused_output()
     return return_code
-
-
-def discard_unwritten_output() -> None:
-    """Discard lines that a full disk or a closed pipe refuses.
-
-    Python writes what its buffers hold again when it ends, and a failure would replace the
-    status with which the node ends.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with suppress(OSError, ValueError):
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, stream.fileno())
-                os.close(null)
-        except AttributeError:  # closed when the process started
-            pass
 
 
 def stop_signals() -> list[signal.Signals]:

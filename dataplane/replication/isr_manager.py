@@ -235,14 +235,18 @@ class IsrManager:
                 await sleep(self._runtime.clock, retry_s)
         return True
 
+    async def record_losses(self) -> None:
+        """Record the losses of unclean elections, after the calls of `elected`."""
+        if self._losses:
+            losses, self._losses = self._losses, []
+            await self.ledger.record(losses)
+
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Record unclean elections, log ISR changes and apply changes of workers.
 
         Called after the partitions were updated.
         """
-        if self._losses:
-            losses, self._losses = self._losses, []
-            await self.ledger.record(losses)
+        await self.record_losses()
         self._proposals.log_changes()
         if delta.worker_ids:
             self.fetchers.look_at_leaders()

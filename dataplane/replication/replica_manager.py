@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -11,8 +13,9 @@ from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.dataplane.config.topic import TopicConfig
 from metaquorum.dataplane.config.worker import WorkerConfigs
+from metaquorum.dataplane.log.dirs.dir_steps import UnresponsiveError
 from metaquorum.dataplane.log.dirs.log_dir import LogDir, NewPartition
-from metaquorum.dataplane.log.dirs.log_dirs import LogDirs
+from metaquorum.dataplane.log.dirs.log_dirs import End, LogDirs
 from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.log.segments.files import DirectoryFailedError, UnreadableError
 from metaquorum.dataplane.partition.partition import NO_TRAFFIC, NotLeaderOrFollowerError, Partition
@@ -69,6 +72,8 @@ class ReplicaManager:
         self._names: dict[Uuid, str] = {}  # topic names by id, with offline partitions
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
+        # Partitions whose newest state waits for an append in progress.
+        self._to_assign: dict[Partition, None] = {}
         self.departed = NO_TRAFFIC  # traffic of the deleted partitions
         self._failure_logged_at = float("-inf")
         self._failures_unlogged = 0
@@ -216,8 +221,36 @@ class ReplicaManager:
         if not partition.appending.locked():  # fast path: most partitions have no append pending
             self._assign_nowait(partition, state, config)
             return
-        async with partition.appending:  # the pending append belongs to the previous epoch
-            self._assign_nowait(partition, state, config)
+        log_dir = self.log_dirs.dir_of((partition.topic, partition.index))
+        if log_dir is None:
+            await self._assign_after_append(partition)
+        elif partition not in self._to_assign:
+            self._to_assign[partition] = None
+            with suppress(UnresponsiveError):  # no other partition waits for it any longer
+                await self.log_dirs.do(
+                    log_dir, partial(self._assign_after_append, partition), in_any_case=True
+                )
+
+    async def _assign_after_append(self, partition: Partition) -> None:
+        """Apply the newest state and config once the append in progress has ended.
+
+        The append belongs to the previous epoch. If its disk hangs, metadata is published
+        meanwhile: `publish` no longer waits for this partition.
+        """
+        async with partition.appending:
+            self._to_assign.pop(partition, None)
+            if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
+                return
+            topic = self._image.topic(partition.topic)
+            if topic is None or topic.topic_id != partition.topic_id:
+                return  # about to be deleted
+            state = topic.partitions[partition.index]
+            if self.worker_id not in state.replicas:
+                return  # about to be removed
+            self._assign_nowait(partition, state, self.topic_config(self._image, topic.name))
+        await self.replication.record_losses()
+        if (elected := self.on_elected.get(partition.topic)) is not None:
+            elected(partition)  # also if it has resigned: its coordinator ends
 
     def _assign_nowait(
         self, partition: Partition, state: PartitionImage, config: TopicConfig | None
@@ -516,22 +549,18 @@ class ReplicaManager:
         return partitions.values()
 
     async def _delete(self, topics: Sequence[TopicImage]) -> None:
-        gone: list[tuple[str, int]] = []
+        gone: dict[tuple[str, int], End | None] = {}
         for topic in topics:
             for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
                 partition.retire()
                 self.departed = self.departed.plus(partition.traffic)
                 self.replication.removed(partition)
-                async with partition.appending:  # wait for a pending append
-                    gone.append((topic.name, partition.index))
+                gone[topic.name, partition.index] = partial(_end_append, partition)
                 if number % SLICE_PARTITIONS == 0:
                     await trio.lowlevel.checkpoint()
-            indexes = range(len(topic.partitions))
-            gone += [
-                (topic.name, index)
-                for index in indexes
-                if self.log_dirs.offline_reason((topic.name, index))
-            ]
+            for index in range(len(topic.partitions)):
+                if self.log_dirs.offline_reason((topic.name, index)):
+                    gone.setdefault((topic.name, index), None)
         await self.log_dirs.delete_all(gone, self._random)
 
     async def _remove(self, topics: Iterable[TopicImage]) -> None:
@@ -545,24 +574,34 @@ class ReplicaManager:
             )
             if self.worker_id not in topic.partitions[index].replicas
         ]
-        gone: list[tuple[str, int]] = []
+        gone: dict[tuple[str, int], End | None] = {}
         for number, (topic, index, state) in enumerate(left):
             partition = self._take_out(topic, index)
-            gone.append((topic.name, index))
+            gone[topic.name, index] = None
             if partition is not None:
-                async with partition.appending:  # the pending append belongs to the previous epoch
-                    try:
-                        partition.assign(state)
-                    except StorageError as error:
-                        log.error("cannot end the replica of partition %s: %s", partition, error)
-                    partition.wake_waiters()  # also if the leader is the same: consumers read here
-                self.departed = self.departed.plus(partition.traffic)
                 self.replication.removed(partition)
+                if partition.appending.locked():
+                    gone[topic.name, index] = partial(self._leave_after_append, partition, state)
+                else:
+                    self._leave(partition, state)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
         if gone:
-            _log_moved(gone)
+            _log_moved(list(gone))
             await self.log_dirs.delete_all(gone, self._random)
+
+    async def _leave_after_append(self, partition: Partition, state: PartitionImage) -> None:
+        async with partition.appending:  # the pending append belongs to the previous epoch
+            self._leave(partition, state)
+
+    def _leave(self, partition: Partition, state: PartitionImage) -> None:
+        """End the replica, whose partition has moved to other workers."""
+        try:
+            partition.assign(state)
+        except StorageError as error:
+            log.error("cannot end the replica of partition %s: %s", partition, error)
+        partition.wake_waiters()  # also if the leader is the same: consumers read here
+        self.departed = self.departed.plus(partition.traffic)
 
     def _take_out(self, topic: TopicImage, index: int) -> Partition | None:
         """Forget the topic's partition with that index; return it unless it had no log."""
@@ -648,6 +687,12 @@ class ReplicaManager:
             others,
         )
         self._failure_logged_at, self._failures_unlogged = now, 0
+
+
+async def _end_append(partition: Partition) -> None:
+    """Wait for the append in progress: no file is closed that a thread writes."""
+    async with partition.appending:
+        pass
 
 
 def _log_moved(replicas: Sequence[tuple[str, int]]) -> None:

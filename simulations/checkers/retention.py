@@ -12,6 +12,7 @@ from metaquorum.simulations.checkers.deletion import DeletedStaysDeleted
 from metaquorum.simulations.checkers.log_files import Segment, naive_segments
 from metaquorum.simulations.harness.environment import Checker, Environment
 from metaquorum.simulations.harness.history import Fetched, Topic
+from metaquorum.simulations.harness.node import topic_id_of
 from metaquorum.simulations.kernel.storage import Storage
 
 _UNLIMITED: Final = -1
@@ -75,10 +76,14 @@ class RetentionIsDue(Checker):
         self._judge(*found, this, rest)
 
     def _place_of(self, folder: str) -> tuple[Topic, int] | None:
-        """Return the partition of a log's folder; None if its topic is not live or is compacted."""
+        """Return the partition of a log's folder; None if its topic is not live or is compacted.
+
+        On a device that hangs, a deleted topic's folder has its name still when another topic has.
+        """
         name, _, partition = folder.rsplit("/", 1)[1].rpartition("-")
+        topic_id = topic_id_of(self.environment.node.storage, folder)
         for topic in self.environment.history.live_topics:
-            if topic.name == name:
+            if topic.name == name and topic_id in (None, topic.topic_id):
                 return None if topic.is_compacted else (topic, int(partition))
         return None
 

@@ -20,10 +20,16 @@ from metaquorum.simulations.harness.history import PartitionOf, Rot, Topic
 from metaquorum.simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
 from metaquorum.simulations.workloads.consumer import LATEST, list_offset
 from metaquorum.simulations.workloads.several_rows import SeveralRows
-from metaquorum.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from metaquorum.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
 from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from metaquorum.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
+from metaquorum.wire.records.records import Record, encode_batch
 
 # Jumps in seconds. Producers' clocks do not jump: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
@@ -353,14 +359,15 @@ async def hanging_device(fault_context: FaultContext) -> None:
     draw, faults = world.stream(HANGING_DEVICE), fault_context.machine.faults
     hanging = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
     before = faults.happened.get("calls that hang", 0)
+    others = [path for path in LOG_DIRS if path != hanging]
+    changer = TopicChanger(fault_context.environment, others)
+    await fault_context.environment.run(TopicChanger.NAME, changer.prepare)
     fault_context.machine.say(f"{hanging} hangs")
     faults.hanging = lambda path: path == hanging or path.startswith(f"{hanging}/")
     await world.sleep(draw.uniform(0.3, 1.5))
-    others = [path for path in LOG_DIRS if path != hanging]
     await fault_context.environment.run(
         "inspector", Inspector(fault_context.environment, others).run
     )
-    changer = TopicChanger(fault_context.environment, others)
     await fault_context.environment.run(TopicChanger.NAME, changer.run)
     fault_context.machine.say(f"{hanging} responds again")
     faults.hanging = None
@@ -381,6 +388,7 @@ class TopicChanger:
 
     NAME: Final = "changer"
     PARTITIONS: Final = 4
+    APPENDING_S: Final = 0.2  # within which appends begin that will hang
 
     def __init__(self, environment: Environment, log_dirs: list[str]) -> None:
         """Check that each partition of the topics is served from `log_dirs` soon."""
@@ -389,9 +397,20 @@ class TopicChanger:
         self._live = environment.checker(OtherDirectoriesLive)
         self._draw = environment.world.stream(f"{self.NAME} {environment.world.now}")
 
+    async def prepare(self, runtime: Runtime) -> None:
+        """Create the first topic before the device hangs: some of its logs are on that device."""
+        self.environment.checker(AcknowledgedChangesStay).create_asked(self.NAME)
+        try:
+            connection = await self.environment.connect(runtime, self.NAME, self._draw)
+            try:
+                await self._create(runtime, connection)
+            finally:
+                connection.close()
+        except BROKEN as error:
+            self.environment.world.say(self.NAME, repr(error))
+
     async def run(self, runtime: Runtime) -> None:
         """Change two topics of one name: the logs of the first may not be deleted yet."""
-        self.environment.checker(AcknowledgedChangesStay).create_asked(self.NAME)
         left = ["the first topic", "the second topic"]
         with trio.move_on_after(INSPECTION_S):
             while left:
@@ -399,7 +418,8 @@ class TopicChanger:
                     connection = await self.environment.connect(runtime, self.NAME, self._draw)
                     try:
                         while left:
-                            await self._change(runtime, connection)
+                            topic = await self._create(runtime, connection)
+                            await self._delete_while_written(runtime, connection, topic)
                             left.pop()
                     finally:
                         connection.close()
@@ -408,9 +428,15 @@ class TopicChanger:
                     await sleep(runtime.clock, 0.2)
         self._live.inspected(left, INSPECTION_S)
 
-    async def _change(self, runtime: Runtime, connection: ClientConnection) -> None:
-        """Create the topic unless an earlier attempt has; delete it once all of it is served."""
-        asked = CreatableTopic(name=self.NAME, num_partitions=self.PARTITIONS, replication_factor=1)
+    async def _create(self, runtime: Runtime, connection: ClientConnection) -> Topic:
+        """Create the topic unless an earlier attempt has; wait until all of it is served."""
+        asked = CreatableTopic(
+            name=self.NAME,
+            num_partitions=self.PARTITIONS,
+            replication_factor=1,
+            # Appends are made in worker threads.
+            configs=[CreatableTopicConfig(name="flush.messages", value="1")],
+        )
         message = CreateTopicsRequest(topics=[asked], timeout_ms=5000)
         answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
         if answer.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
@@ -419,13 +445,36 @@ class TopicChanger:
         for partition in range(self.PARTITIONS):
             while await list_offset(connection, topic, partition, LATEST) is None:
                 await sleep(runtime.clock, 0.1)
-        by_name = connection.version(ApiKey.DELETE_TOPICS) < _TOPIC_STATES_SINCE
-        deletion = DeleteTopicsRequest(
-            topics=[] if by_name else [DeleteTopicState(name=self.NAME)],
-            topic_names=[self.NAME] if by_name else [],
-            timeout_ms=5000,
-        )
-        await connection.call(ApiKey.DELETE_TOPICS, deletion)
+        return topic
+
+    async def _delete_while_written(
+        self, runtime: Runtime, connection: ClientConnection, topic: Topic
+    ) -> None:
+        """Delete the topic while a batch is appended to each of its logs, which hangs for some."""
+        producers = []
+        try:
+            for partition in range(self.PARTITIONS):
+                producer = await self.environment.connect(runtime, self.NAME, self._draw)
+                producers.append(producer)
+                value = self.NAME.encode()
+                records = encode_batch([Record(0, runtime.clock.now_ms(), None, value)])
+                row = PartitionProduceData(index=partition, records=records)
+                rows = TopicProduceData(
+                    name=topic.name, topic_id=topic.topic_id, partition_data=[row]
+                )
+                message = ProduceRequest(acks=1, timeout_ms=5000, topic_data=[rows])
+                await producer.send(ApiKey.PRODUCE, message)
+            await sleep(runtime.clock, self.APPENDING_S)
+            by_name = connection.version(ApiKey.DELETE_TOPICS) < _TOPIC_STATES_SINCE
+            deletion = DeleteTopicsRequest(
+                topics=[] if by_name else [DeleteTopicState(name=self.NAME)],
+                topic_names=[self.NAME] if by_name else [],
+                timeout_ms=5000,
+            )
+            await connection.call(ApiKey.DELETE_TOPICS, deletion)
+        finally:
+            for producer in producers:
+                producer.close()
 
 
 class Inspector:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import trio
 
+from metaquorum.dataplane.log.recovery.checkpoints import decode_partition_metadata
+from metaquorum.dataplane.log.segments.names import PARTITION_METADATA
 from metaquorum.dataplane.node import Node
 from metaquorum.dataplane.node_config import NodeConfig
 from metaquorum.runtime import Runtime
@@ -106,6 +108,15 @@ class NodeOnMachine:
         if limit.cancelled_caught:
             self._world.violate("liveness", f"the node does not stop within {STOP_LIMIT_S:.0f} s")
             self.machine.kill()
+
+
+def topic_id_of(storage: Storage, folder: str) -> bytes | None:
+    """Return the topic id of the log in `folder`; None without a valid partition.metadata."""
+    try:
+        data = storage.file(f"{folder}/{PARTITION_METADATA}").data
+        return decode_partition_metadata(bytes(data))
+    except (OSError, ValueError):
+        return None
 
 
 def log_folder(storage: Storage, topic: str, partition: int) -> str:

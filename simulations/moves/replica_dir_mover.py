@@ -9,9 +9,9 @@ from metaquorum.metadata.internal_topics import INTERNAL_TOPICS
 from metaquorum.runtime.interfaces import Runtime, sleep
 from metaquorum.simulations.cluster.cluster_clients import RETRY_S
 from metaquorum.simulations.harness.client import BROKEN, ClientConnection
+from metaquorum.simulations.harness.node import topic_id_of
 from metaquorum.simulations.replication.replica_checkers import WatchingChecker
 from metaquorum.simulations.replication.replica_clients import ReplicaClient
-from metaquorum.simulations.replication.replica_faults import topic_id_of
 from metaquorum.simulations.replication.replica_files import log_folders
 from metaquorum.simulations.replication.replicas import Name, PartitionHistory, ReplicaLog
 from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState

@@ -153,6 +153,19 @@ def _hanging_directory_waited_for() -> AbstractContextManager[None]:
     return swapped(DirSteps, "run", lambda _: lambda self: trio.sleep_forever())
 
 
+def _deletion_waits_for_appends() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def delete_all(self: Any, ends: Any, rng: Any) -> None:
+            for end in ends.values():
+                if end is not None:
+                    await end()
+            await right(self, ends, rng)
+
+        return delete_all
+
+    return swapped(LogDirs, "delete_all", wrong)
+
+
 def _one_directory_fails_all() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def fail(self: Any, log_dir: Any, error: StorageError) -> None:
@@ -341,5 +354,12 @@ UPKEEP_MUTANTS: Final = (
         "log-dirs",
         ("liveness",),
         _hanging_directory_waited_for,
+    ),
+    Mutant(
+        "deletion-waits-for-appends",
+        "a deletion waits for an append in progress whose disk hangs",
+        "log-dirs",
+        ("liveness", "M3"),
+        _deletion_waits_for_appends,
     ),
 )

@@ -13,10 +13,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets, decode_partition_metadata
+from metaquorum.dataplane.log.recovery.checkpoints import decode_offsets
 from metaquorum.dataplane.log.segments.names import (
     HIGH_WATERMARK_CHECKPOINT,
-    PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     parse_partition_folder,
 )
@@ -30,6 +29,7 @@ from metaquorum.simulations.cluster.faults import (
     stop_machine,
 )
 from metaquorum.simulations.cluster.supervisor import Supervisor
+from metaquorum.simulations.harness.node import topic_id_of
 from metaquorum.simulations.kernel.storage import Storage
 from metaquorum.simulations.replication.replicas import PartitionHistory, ReplicaLog
 from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
@@ -482,15 +482,6 @@ class ReplicaFaults:
                 ):
                     return True
         return False
-
-
-def topic_id_of(storage: Storage, folder: str) -> bytes | None:
-    """Return the topic id of the log in `folder`; None without a valid partition.metadata."""
-    try:
-        data = storage.file(f"{folder}/{PARTITION_METADATA}").data
-        return decode_partition_metadata(bytes(data))
-    except (OSError, ValueError):
-        return None
 
 
 def _is_damaged(storage: Storage, folder: str) -> bool:

@@ -5,8 +5,8 @@ from typing import Final
 from metaquorum.dataplane.log.segments.names import parse_partition_folder
 from metaquorum.simulations.checkers.log_files import ScansLogs, naive_segments
 from metaquorum.simulations.cluster.cluster_state import Member
+from metaquorum.simulations.harness.node import topic_id_of
 from metaquorum.simulations.replication.replica_checkers import WatchingChecker
-from metaquorum.simulations.replication.replica_faults import topic_id_of
 from metaquorum.simulations.replication.replicas import PartitionHistory, ReplicaLog
 from metaquorum.simulations.replication.replicated_cluster import ReplicatedClusterState
 

@@ -1,6 +1,7 @@
 """Mistakes on the command line are reported before any request; messages describe the outcome."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from metaquorum.cli.common.empty_values import takes_text
 from metaquorum.cli.load.main import main as mq_load
 from metaquorum.cli.server.main import main as mq_server
 from metaquorum.runtime.one_line import UNSAFE
+from metaquorum.runtime.own_processes import own_command, own_environment
 from tests.cli.admin.running import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique
 
@@ -254,3 +256,22 @@ def test_a_name_in_a_broker_s_refusal_stays_within_its_line(either: Peer) -> Non
     assert "mallory" in admin.errors
     assert not any(line.startswith("mq-admin: forged") for line in admin.errors.splitlines())
     assert not UNSAFE.search(admin.errors.replace("\n", ""))
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("program", "word"), [("admin", "--help"), ("server", "cluster-id")])
+def test_output_that_a_full_disk_refuses_is_an_error_in_one_line(
+    program: str, word: str, unbuffered: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*own_command(f"metaquorum.cli.{program}.main"), word],
+            env={**own_environment(), "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    said = "the output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -6,7 +6,8 @@ as the deletion of a topic, therefore does its steps here:
     the step ends in time          the caller gets its result, or its error
     PATIENCE_S pass before that    the directory is unresponsive, which is logged once; the caller
                                    gets UnresponsiveError, the step continues
-    a step in an unresponsive one  UnresponsiveError at once
+    a step in an unresponsive one  UnresponsiveError at once, without the step; one that must be
+                                   done `in_any_case` begins all the same, as a late one
     all late steps have ended      the directory is responsive again
 
 A lone directory has no such steps: nothing could continue without it.
@@ -67,18 +68,25 @@ class DirSteps:
         log_dir: LogDir,
         step: Callable[[], Awaitable[T]],
         moved_at: Callable[[], float] | None = None,
+        *,
+        in_any_case: bool = False,
     ) -> T:
         """Return the result of `step()`, or raise its StorageError, OSError or UnresponsiveError.
 
         `moved_at`: for a long step, when it made progress last, in trio's seconds; inf while it
-        does not wait for the disk. Without `run`, wait for the step however long it takes.
+        does not wait for the disk. `in_any_case`: the step is done after UnresponsiveError, too.
+        Without `run`, wait for the step however long it takes.
         """
         if self._nursery is None:
             return await step()
-        if log_dir in self._late:
+        is_unresponsive = log_dir in self._late
+        if is_unresponsive and not in_any_case:
             raise _unresponsive(log_dir)
         doing = _Step()
         self._nursery.start_soon(self._do, log_dir, step, doing)
+        if is_unresponsive:
+            self._note_late(log_dir, doing)
+            raise _unresponsive(log_dir)
         began = trio.current_time()
         while not doing.ended.is_set():
             left_s = (began if moved_at is None else moved_at()) + PATIENCE_S - trio.current_time()

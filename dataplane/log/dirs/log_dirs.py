@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+End = Callable[[], Awaitable[None]]
+
 # Logs that are deleted without yielding to the event loop.
 SLICE_PARTITIONS: Final = 500
 
@@ -442,21 +444,32 @@ class LogDirs:
             with suppress(DirectoryFailedError), self._watched(log_dir):
                 await log_dir.forget(partitions)
 
-    async def delete_all(self, partitions: Iterable[Partition], rng: Random) -> None:
-        """Forget and delete these logs. Those of a directory that hangs are deleted later.
+    async def delete_all(self, ends: Mapping[Partition, End | None], rng: Random) -> None:
+        """Forget and delete the logs of these partitions. Those in a directory that hangs: later.
 
-        They are out of service when this returns, and their names free in other directories.
+        They are out of service when this returns, and their names free in other directories. The
+        value of a partition waits until nothing writes its log; None if it has no open log.
         """
-        partitions = list(partitions)
-        for partition in partitions:
+        for partition in ends:
             self._unfound.pop(partition, None)
-        for log_dir, some in self._by_dir(partitions).items():
+        placed = self._by_dir(ends)
+        for log_dir, some in placed.items():
+            step = partial(self._delete_in, log_dir, {each: ends[each] for each in some}, rng)
             try:
-                await self._steps.do(log_dir, partial(self._delete_in, log_dir, some, rng))
+                await self._steps.do(log_dir, step, in_any_case=True)
             except UnresponsiveError:
                 log_dir.withdraw(some)
+        for partition in ends.keys() - {each for some in placed.values() for each in some}:
+            if (end := ends[partition]) is not None:
+                await end()
 
-    async def _delete_in(self, log_dir: LogDir, partitions: list[Partition], rng: Random) -> None:
+    async def _delete_in(
+        self, log_dir: LogDir, ends: Mapping[Partition, End | None], rng: Random
+    ) -> None:
+        partitions = list(ends)
+        for end in ends.values():
+            if end is not None:
+                await end()
         await self._forget_in(log_dir, partitions)
         for number, (topic, partition) in enumerate(partitions):
             try:
@@ -730,9 +743,11 @@ class LogDirs:
         log_dir: LogDir,
         step: Callable[[], Awaitable[T]],
         moved_at: Callable[[], float] | None = None,
+        *,
+        in_any_case: bool = False,
     ) -> T:
         """Return the result of a step in the directory: see `DirSteps.do`."""
-        return await self._steps.do(log_dir, step, moved_at)
+        return await self._steps.do(log_dir, step, moved_at, in_any_case=in_any_case)
 
     async def _write(self, log_dir: LogDir, write: Callable[[], Awaitable[None]]) -> None:
         """Write to the directory as a step of it: see `DirSteps`; handle its failure."""

@@ -27,8 +27,8 @@ from metaquorum.wire.messages.delete_records import (
 from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsTopic
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
+from tests.dataplane.handlers.log_dirs.two_dirs import fetched, log_dirs, two_dirs
 from tests.dataplane.handlers.test_admin_changes import BROKER, TOPIC, change
-from tests.dataplane.handlers.test_log_dirs import fetched, log_dirs, two_dirs
 from tests.dataplane.held_up import HeldUpDisk
 from tests.dataplane.serving import (
     FaultyDisk,

@@ -3,9 +3,6 @@
 import errno
 import logging
 import shutil
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,6 @@ import trio
 
 from metaquorum.dataplane.node import NodeError
 from metaquorum.runtime import File
-from metaquorum.runtime.interfaces import Identity
-from metaquorum.runtime.system import RealDisk
-from metaquorum.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 from metaquorum.wire.messages.describe_topic_partitions import (
     DescribeTopicPartitionsRequest,
     TopicRequest,
@@ -24,9 +18,8 @@ from metaquorum.wire.messages.describe_topic_partitions import (
 from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
-from metaquorum.wire.records.records import Record, encode_batch
+from tests.dataplane.handlers.log_dirs.two_dirs import fetched, log_dirs, two_dirs
 from tests.dataplane.serving import (
-    WORLD_BEGAN_MS,
     FaultyDisk,
     FaultyFile,
     RawClient,
@@ -38,34 +31,6 @@ from tests.dataplane.serving import (
 )
 
 OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
-
-
-@asynccontextmanager
-async def two_dirs(
-    tmp_path: Path,
-    disk: RealDisk | None = None,
-    segment_bytes: int = 1 << 20,
-    **configs: object,
-) -> AsyncIterator[tuple[Served, RawClient]]:
-    """Serve a node with log directories a and b; topic t has partition 0 in a and 1 in b."""
-    folders = (tmp_path / "a", tmp_path / "b")
-    async with serving(tmp_path / "data", disk=disk, log_dirs=folders, **configs) as served:
-        client = await served.connect()
-        if served.worker.image.topic("t") is None:
-            await client.create("t", 2, internal_segment_bytes=segment_bytes)
-            for index in range(2):
-                await client.produce("t", batch_of(b"%d" % index), partition=index)
-        yield served, client
-
-
-async def fetched(client: RawClient, index: int) -> Any:
-    message = fetch_message({"t": [(index, 0)]})
-    return (await client.call(ApiKey.FETCH, message, 12)).responses[0].partitions[0]
-
-
-async def log_dirs(client: RawClient) -> dict[str, Any]:
-    answer = await client.call(ApiKey.DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None))
-    return {Path(result.log_dir).name: result for result in answer.results}
 
 
 async def metadata(client: RawClient) -> list[Any]:
@@ -330,186 +295,6 @@ async def test_what_lies_in_an_absent_directory_is_not_begun_anew_in_another(
         await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
         assert served.worker.replica_manager.log_dirs.log(("t", 1)) is None
     assert not (tmp_path / "a" / "t-1").exists()
-
-
-class HangingDisk(FaultyDisk):
-    """A disk whose calls in worker threads do not return for one directory, until `go_on`."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = str(path)
-        self.go_on = threading.Event()
-        self.hanging = 0
-
-    def _hang(self, path: str) -> None:
-        is_in_thread = threading.current_thread() is not threading.main_thread()
-        if is_in_thread and f"{path}/".startswith(f"{self._path}/"):
-            self.hanging += not self.go_on.is_set()
-            self.go_on.wait()
-
-    def check(self, action: str, path: str) -> None:
-        self._hang(path)
-        super().check(action, path)
-
-    def identity(self, path: str) -> Identity:
-        self._hang(path)
-        return super().identity(path)
-
-    def exists(self, path: str) -> bool:
-        self._hang(path)
-        return super().exists(path)
-
-    def free_bytes(self, path: str) -> int:
-        self._hang(path)
-        return super().free_bytes(path)
-
-
-@in_trio
-async def test_a_disk_that_hangs_holds_up_no_duty_of_another_one(tmp_path: Path) -> None:
-    (a, b) = tmp_path / "a", tmp_path / "b"
-    disk = HangingDisk(a)
-    disk.go_on.set()
-    delays = {"log_segment_delete_delay_ms": 1000}
-    async with two_dirs(tmp_path, disk, **delays) as (served, client):
-        dirs = served.worker.replica_manager.log_dirs
-        await client.create("old", 2)
-        for index in range(2):
-            await client.produce("old", batch_of(b"x"), partition=index)
-        assert await client.delete("old") == 0
-        disk.go_on.clear()
-        try:
-            disk.fail("write", ".log", errno.ENOSPC)
-            for index in range(2):
-                await client.produce("t", batch_of(b"x"), partition=index, error=OFFLINE)
-            assert len(dirs.full) == 2
-            disk.faults.clear()
-            with trio.fail_after(20):
-                while dirs.online[1] in dirs.full or any(b.glob("old-*")):
-                    await trio.sleep(0.05)
-                assert dirs.online[0] in dirs.full
-                assert disk.hanging >= 2
-                b.rename(tmp_path / "aside")
-                while not dirs.failed:
-                    await trio.sleep(0.05)
-        finally:
-            disk.go_on.set()
-        assert [one.path for one in dirs.failed] == [str(b)]
-
-
-@in_trio
-async def test_a_disk_that_hangs_holds_up_no_flush_retention_or_checkpoint_of_another(
-    tmp_path: Path,
-) -> None:
-    disk = HangingDisk(tmp_path / "a")
-    disk.go_on.set()
-    periods = {
-        "log_flush_interval_ms": 1,
-        "log_retention_ms": 1,
-        "log_retention_check_interval_ms": 300,
-        "log_flush_offset_checkpoint_interval_ms": 100,
-        "replica_high_watermark_checkpoint_interval_ms": 100,
-    }
-    async with two_dirs(tmp_path, disk, **periods) as (served, client):
-        (_, b) = served.worker.replica_manager.log_dirs.online
-        plog = b.partitions["t", 1]
-        disk.go_on.clear()
-        try:
-            for _ in range(2):
-                for index in range(2):
-                    await client.produce("t", batch_of(b"x"), partition=index)
-                with trio.fail_after(20):
-                    while not (
-                        plog.log_end_offset
-                        == plog.recovery_point
-                        == plog.log_start_offset
-                        == plog.noted_recovery_point
-                        == plog.noted_log_start_offset
-                        == b.checkpoints.high_watermarks["t", 1]
-                    ):
-                        await trio.sleep(0.05)
-            assert disk.hanging >= 4
-        finally:
-            disk.go_on.set()
-
-
-@in_trio
-async def test_a_disk_that_hangs_holds_up_no_change_of_topics(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its own logs are deleted once it responds; a topic's name is free before that."""
-    a, b = tmp_path / "a", tmp_path / "b"
-    disk = HangingDisk(a)
-    disk.go_on.set()
-    delays = {"log_segment_delete_delay_ms": 100}
-    async with two_dirs(tmp_path, disk, **delays) as (served, client):
-        dirs = served.worker.replica_manager.log_dirs
-        (of_a, _) = dirs.online
-        disk.go_on.clear()
-        try:
-            with trio.fail_after(30):
-                assert await client.delete("t") == 0
-                await client.create("t", 2)
-                for index in range(2):
-                    await client.produce("t", batch_of(b"new"), partition=index)
-                    assert dirs.log(("t", index)).folder == f"{b}/t-{index}"
-                while any(b.glob("t-*-delete")):
-                    await trio.sleep(0.05)
-            with trio.fail_after(30):
-                shown = await log_dirs(client)
-            assert [shown[name].error_code for name in "ab"] == [OFFLINE, ErrorCode.NONE]
-            assert any(a.glob("t-0"))
-            assert not of_a.partitions
-        finally:
-            disk.go_on.set()
-        with trio.fail_after(30):
-            while any(a.glob("t-*")):
-                await trio.sleep(0.05)
-        assert not dirs.failed
-        await client.create("u", 2)
-        assert len(of_a.partitions) == 2
-    lines = [record.getMessage() for record in caplog.records if str(a) in record.getMessage()]
-    assert ["has not responded" in line for line in lines] == [True, False]
-    assert "responds again" in lines[1]
-
-
-class HangsAtCleaning(HangingDisk):
-    """A disk that hangs from the first file of a cleaned segment on."""
-
-    def check(self, action: str, path: str) -> None:
-        if ".cleaned" in path and path.startswith(self._path) and not self.hanging:
-            self.go_on.clear()
-        super().check(action, path)
-
-
-@in_trio
-async def test_a_disk_that_hangs_holds_up_no_cleaning_of_another(tmp_path: Path) -> None:
-    """Also with one cleaner thread, which cleans the log of that disk first."""
-    disk = HangsAtCleaning(tmp_path / "a")
-    disk.go_on.set()
-    configs = {"log_cleaner_backoff_ms": 50, "log_cleaner_threads": 1}
-    async with two_dirs(tmp_path, disk, **configs) as (served, client):
-        dirs = served.worker.replica_manager.log_dirs
-        (of_a, of_b) = dirs.online
-        await client.create("k", 2, cleanup_policy="compact", internal_segment_bytes=300)
-        try:
-            with trio.fail_after(30):
-                for index, log_dir in enumerate((of_a, of_b)):
-                    assert ("k", index) in log_dir.partitions
-                    for number in range(12):
-                        batch = encode_batch([Record(0, WORLD_BEGAN_MS, b"%d" % (number % 2), b"")])
-                        await client.produce("k", batch, partition=index)
-                    while not disk.hanging:
-                        await trio.sleep(0.05)
-                while not dirs.cleaner_offset(("k", 1)):
-                    await trio.sleep(0.05)
-            assert not dirs.cleaner_offset(("k", 0))
-            assert dirs.is_unresponsive(of_a)
-            assert not dirs.is_unresponsive(of_b)
-        finally:
-            disk.go_on.set()
-        with trio.fail_after(30):
-            while not dirs.cleaner_offset(("k", 0)):
-                await trio.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
