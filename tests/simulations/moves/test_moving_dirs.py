@@ -7,7 +7,7 @@ import pytest
 
 from metaquorum.simulations.mutants.log_dir_mutants import LOG_DIR_MUTANTS
 from metaquorum.simulations.mutants.registry import MUTANTS
-from tests.dataplane.handlers import test_alter_replica_log_dirs as moves
+from tests.dataplane.handlers.log_dirs import test_alter_replica_log_dirs as moves
 from tests.simulations.mutant_tests import assert_fails_with
 
 # Test that fails with each mutant.
