@@ -233,29 +233,33 @@ class WorkerRole:
         configs.call(quotas.connections.limit)
         quotas.connections.ignores_quotas = self._config.ignores_connection_limits
         configs.call(quotas.producers.update)
-        async with trio.open_nursery() as serving:
-            serving.start_soon(server.serve)
-            serving.start_soon(upkeep.run)
-            serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
-            serving.start_soon(worker.timers.run)
-            serving.start_soon(worker.isr_manager.context.wakes.run)
-            serving.start_soon(worker.leadership_check.run)
-            serving.start_soon(worker.log_dir_mover.run)
-            serving.start_soon(worker.groups.run)
-            serving.start_soon(worker.transactions.run)
-            serving.start_soon(worker.isr_manager.earlier_followers.run)
-            serving.start_soon(self._log_dirs.wait_none_left)
-            started()
-            await stop.wait()
-            log.info("stopping: answering pending requests, then flushing the logs")
-            worker.stop_waiting()
-            if not await self.session.shut_down(CONTROLLED_SHUTDOWN_S):
-                log.warning(
-                    "controlled shutdown not confirmed by the controller; stopping anyway: the"
-                    " controller fences this worker when its session times out"
-                )
-            await server.drain()
-            serving.cancel_scope.cancel()
+        worker.slicer.slice_this_task()
+        try:
+            async with trio.open_nursery() as serving:
+                serving.start_soon(server.serve)
+                serving.start_soon(upkeep.run)
+                serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
+                serving.start_soon(worker.timers.run)
+                serving.start_soon(worker.isr_manager.context.wakes.run)
+                serving.start_soon(worker.leadership_check.run)
+                serving.start_soon(worker.log_dir_mover.run)
+                serving.start_soon(worker.groups.run)
+                serving.start_soon(worker.transactions.run)
+                serving.start_soon(worker.isr_manager.earlier_followers.run)
+                serving.start_soon(self._log_dirs.wait_none_left)
+                started()
+                await stop.wait()
+                log.info("stopping: answering pending requests, then flushing the logs")
+                worker.stop_waiting()
+                if not await self.session.shut_down(CONTROLLED_SHUTDOWN_S):
+                    log.warning(
+                        "controlled shutdown not confirmed by the controller; stopping anyway: the"
+                        " controller fences this worker when its session times out"
+                    )
+                await server.drain()
+                serving.cancel_scope.cancel()
+        finally:
+            worker.slicer.close()
         return upkeep
 
     def _replica_authenticator(self) -> ReplicaAuthenticator:

@@ -35,7 +35,7 @@ from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.network.delayed import Timer
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.partition.waiting import CommitWaiter
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, pause, step
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.batches import NO_PRODUCER_ID
 
@@ -113,7 +113,7 @@ class HostedShard(Generic[S]):
         self.timer_due = inf
         self.limit_timer: Timer | None = None  # for the time limit of `pending`
         # Rest of the transaction that the first batch of `pending`, a marker, ends.
-        self._ending: Work[None] | None = None
+        self._ending: Steps[None] | None = None
 
     @property
     def is_current(self) -> bool:
@@ -215,12 +215,10 @@ class HostedShard(Generic[S]):
             self._ending = self.transactional.replay_marker(marker, now)
             if self._ending is None:
                 return True
-        try:
-            next(self._ending)
-        except StopIteration:
-            self._ending = None
-            return True
-        return False
+        if step(self._ending) is None:
+            return False
+        self._ending = None
+        return True
 
     def refuse_late(self, now: float) -> None:
         """Fail the writes whose time limit has passed; they are replayed if they are committed."""
@@ -239,12 +237,12 @@ class HostedShard(Generic[S]):
         """Time limit of the oldest write that waits for an answer; None if there is none."""
         return next((each.due for each in self.pending if each.failed is not None), None)
 
-    def unload(self) -> Work[None]:
+    async def unload(self) -> None:
         """Answer everything that waits with NOT_COORDINATOR and free the shard, in pieces."""
         while self.pending:
             failed = self.pending.popleft().failed
             if failed is not None:
                 failed(ErrorCode.NOT_COORDINATOR)
             if len(self.pending) % PIECE_ROWS == 0:
-                yield
-        yield from self.shard.unload()
+                await pause()
+        await self.shard.unload()

@@ -32,7 +32,7 @@ from metaquorum.dataplane.log.segments.markers import marker_at
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.log.segments.slices import LogSlice
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, TimeSlicer, pause, step
 from metaquorum.runtime import Clock, Disk, File, StorageError
 from metaquorum.runtime.interfaces import sleep
 from metaquorum.wire.primitives.errors import KafkaError, WireError
@@ -117,18 +117,19 @@ class ShardLoader(Generic[S]):
         while hosted.is_current and self._offset < hosted.first_offset:
             chunk = await self._read()
             if chunk is not None:
-                await slicer.finish(self._while_current(self._replayed(chunk)), 0)
+                await self._while_current(self._replayed(chunk))
                 slicer.discard(chunk.batches)
         if not hosted.is_current:
             return  # its shard is being freed
         restored = hosted.shard.restore(self._parts.clock.monotonic())
-        await slicer.finish(self._while_current(restored), 0)
+        await self._while_current(restored)
 
-    def _while_current(self, work: Work[None]) -> Work[None]:
-        for _ in work:
-            yield
-            if not self._hosted.is_current:
-                return
+    async def _while_current(self, work: Steps[None]) -> None:
+        try:
+            while step(work) is None and self._hosted.is_current:
+                await pause()
+        finally:
+            work.close()
 
     async def _read(self) -> Chunk | None:
         """Return the next chunk, or None if it must be read again. Raises LoadError."""
@@ -152,7 +153,7 @@ class ShardLoader(Generic[S]):
                 await sleep(parts.clock, RETRY_S)
         return None
 
-    def _replayed(self, chunk: Chunk) -> Work[None]:
+    async def _replayed(self, chunk: Chunk) -> None:
         """Replay the records of the chunk from the next offset on, in pieces. Raises LoadError."""
         offset, shard = self._offset, self._hosted.shard
         unclean_epoch = self._hosted.partition.state.unclean_epoch
@@ -163,11 +164,11 @@ class ShardLoader(Generic[S]):
             try:
                 if header.is_control:
                     if transactional is not None and base_offset >= offset:
-                        yield from _end_transaction(transactional, chunk.data, position, header)
+                        await _end_transaction(transactional, chunk.data, position, header)
                     left -= _ROW_BYTES
                     if left <= 0:
                         left = PIECE_BYTES
-                        yield
+                        await pause()
                     continue
                 replay = shard.replay
                 if header.is_transactional and transactional is not None:
@@ -189,30 +190,30 @@ class ShardLoader(Generic[S]):
                             0.0,
                         )
                         if long is not None:
-                            yield from long
+                            await long
                         count += 1
                         left -= _ROW_BYTES + max(value_length, 0)
                         if left <= 0:
                             left = PIECE_BYTES
-                            yield
+                            await pause()
             except WireError as error:
                 raise LoadError(
                     f"the batch at offset {header.base_offset} is malformed: {error}"
                 ) from error
-            yield
+            await pause()
         self.record_count += count
         self._offset = chunk.next_offset
 
 
 def _replay_transactional(
     shard: TransactionalShard, producer_id: int, record: CoordinatorRecord, now: float
-) -> Work[None] | None:
+) -> Steps[None] | None:
     return shard.replay_transactional(record, producer_id, now)
 
 
-def _end_transaction(
+async def _end_transaction(
     shard: TransactionalShard, data: bytes, position: int, header: BatchHeader
-) -> Work[None]:
+) -> None:
     """Replay the marker in a control batch."""
     found = marker_at(data, position, header)
     if found is None:
@@ -223,7 +224,7 @@ def _end_transaction(
     )
     long = shard.replay_marker(marker, 0.0)
     if long is not None:
-        yield from long
+        await long
 
 
 async def read_chunk(

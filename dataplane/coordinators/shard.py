@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from metaquorum.dataplane.coordinators.client_budget import UNKNOWN
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import Steps
 from metaquorum.wire.primitives.errors import ErrorCode
 
 T = TypeVar("T", covariant=True)
@@ -68,7 +68,7 @@ class Shard(Protocol):
     def next_due(self) -> float:
         """Monotonic seconds at which `due` must be called next; infinite if never."""
 
-    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
+    def replay(self, record: CoordinatorRecord, now: float) -> Steps[None] | None:
         """Apply a committed record. Refuses none; ignores records of unknown formats.
 
         Before `loaded`, a long record may be applied by the work that is returned, which must be
@@ -89,8 +89,8 @@ class Shard(Protocol):
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         """Note records that were not appended, of an operation or of `due`."""
 
-    def restore(self, now: float) -> Work[None]:
-        """Make the state of the committed records ready for operations; yields between pieces.
+    def restore(self, now: float) -> Steps[None]:
+        """Make the state of the committed records ready for operations, in pieces.
 
         Called once, after all of them were replayed. No other method is called before it ends.
         """
@@ -104,7 +104,7 @@ class Shard(Protocol):
         The rest remains due once `is_over` returns true, which is called after every piece.
         """
 
-    def unload(self) -> Work[None]:
+    def unload(self) -> Steps[None]:
         """Answer all waiting requests with NOT_COORDINATOR, and free the state.
 
         The leadership has ended: no operation follows. Yields between pieces.
@@ -125,13 +125,13 @@ class TransactionalShard(Protocol):
 
     def replay_transactional(
         self, record: CoordinatorRecord, producer_id: int, now: float
-    ) -> Work[None] | None:
+    ) -> Steps[None] | None:
         """Apply a replicated record of a transaction, which is open until its marker is replayed.
 
         The result is that of `Shard.replay`.
         """
 
-    def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
+    def replay_marker(self, marker: TransactionMarker, now: float) -> Steps[None] | None:
         """End the producer's transaction. A long one is applied by the work that is returned.
 
         The work must be finished before anything else is replayed. A marker without a transaction

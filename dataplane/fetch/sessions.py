@@ -37,7 +37,13 @@ from typing import Final, TypeAlias
 from metaquorum.dataplane.fetch.reader import READ_COMMITTED
 from metaquorum.dataplane.partition.partition import NO_ERROR, Partition
 from metaquorum.dataplane.partition.waiting import FetchWaiter, Watcher
-from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
+from metaquorum.dataplane.scheduling.time_slices import (
+    FORGOTTEN_ROWS,
+    PIECE_ROWS,
+    Steps,
+    at_once,
+    pause,
+)
 from metaquorum.wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.primitives.types import Uuid
@@ -274,14 +280,14 @@ class FetchSession:
         for part in self.partitions.values():
             part.end()
 
-    def end_in_pieces(self) -> Work[None]:
+    async def end_in_pieces(self) -> None:
         """Stop the watches and remove the partitions in pieces, for a large session."""
         while self.partitions:
             for _ in range(min(FORGOTTEN_ROWS, len(self.partitions))):
                 _, part = self.partitions.popitem()
                 part.end()
                 self.news.pop(part, None)
-            yield
+            await pause()
 
     def read_as(self, reader: tuple[int, int]) -> None:
         """Set replica id and isolation level; after a change, all partitions are examined again."""
@@ -321,7 +327,7 @@ class FetchSessions:
         slots: int,
         random: Random,
         partitions_max: int = PARTITIONS_MAX,
-        finish_in_background: Callable[[Work[None]], object] = at_once,
+        finish_in_background: Callable[[Steps[None]], object] = at_once,
     ) -> None:
         """Create the table; `finish_in_background` runs the cleanup of large closed sessions."""
         self._slots = slots
@@ -386,9 +392,9 @@ class FetchSessions:
         session.epoch = next_epoch(session.epoch)
         return session
 
-    def use_in_pieces(
+    async def use_in_pieces(
         self, message: FetchRequest, now_s: float, *, has_topic_ids: bool
-    ) -> Work[FetchSession]:
+    ) -> FetchSession:
         """Apply a request like `use`, in pieces, for many changed partitions."""
         session = self._session_of(message, has_topic_ids=has_topic_ids)
         self._touch(session, now_s)
@@ -404,7 +410,9 @@ class FetchSessions:
             if is_empty:
                 break  # `resized` has closed it
             if session.is_open:
-                yield  # the session may be closed meanwhile; its partitions then no longer count
+                await (
+                    pause()
+                )  # the session may be closed meanwhile; its partitions then no longer count
             if not session.is_open:
                 raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
             if session.epoch != epoch:

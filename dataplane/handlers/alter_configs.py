@@ -11,7 +11,7 @@ from metaquorum.config.absent import refuse_change
 from metaquorum.config.definition import Scope
 from metaquorum.dataplane.handlers.configs import LOGGERS, MAX_WORKER_ID, config_scope
 from metaquorum.dataplane.instruments.log_levels import LEVELS, OWN, ROOT
-from metaquorum.dataplane.scheduling.time_slices import each_of, in_pieces, row_count
+from metaquorum.dataplane.scheduling.time_slices import each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import (
     AsksController,
     HasLogLevels,
@@ -90,11 +90,11 @@ async def _asked(
     *,
     replace: bool,
 ) -> list[_RequestedResource]:
-    count = row_count(resources, lambda resource: resource.configs)
-    work = each_of(resources, lambda resource: resource.configs, lambda _, config: change(config))
-    found = await worker.slicer.do(work, count)
+    found = await each_of(
+        resources, lambda resource: resource.configs, lambda _, config: change(config)
+    )
     try:
-        return await worker.slicer.each(
+        return await in_pieces(
             found,
             lambda each: _RequestedResource(
                 each[0].resource_type, each[0].resource_name, each[1], replace
@@ -169,16 +169,16 @@ async def _change(
         )
 
     try:
-        await slicer.each(asked, count)
-        await slicer.do(in_pieces(enumerate(asked), take), len(asked))
+        await in_pieces(asked, count)
+        await in_pieces(enumerate(asked), take)
         answers = await worker.controller_client.change_each(
             CHANGE_CONFIGS,
             list(specs.values()),
             lambda part: ChangeConfigs(request.context, part, validate_only),
             timeout_s=CHANGE_S,
         )
-        await slicer.do(in_pieces(zip(specs, answers, strict=True), keep), len(specs))
-        return await slicer.do(in_pieces(enumerate(asked), answer), len(asked))
+        await in_pieces(zip(specs, answers, strict=True), keep)
+        return await in_pieces(enumerate(asked), answer)
     finally:
         slicer.discard(asked, outcomes, specs, counts)
 

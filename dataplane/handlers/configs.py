@@ -16,7 +16,7 @@ from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, ConfigSource, Resolved, Synonym
 from metaquorum.dataplane.network.worker_addresses import live_worker_ids
 from metaquorum.dataplane.quotas.replication_quota import PlanLimits
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import (
     HasImage,
     HasLayers,
@@ -69,9 +69,9 @@ class DescribesConfigs(ResolvesConfigs, HasSlicer, HasLogLevels, Protocol):
         """Rates at which plans of moves limit this worker now."""
 
 
-def handle_describe_configs(
+async def handle_describe_configs(
     worker: DescribesConfigs, request: Request, message: DescribeConfigsRequest
-) -> Work[DescribeConfigsResponse]:
+) -> DescribeConfigsResponse:
     """Describe each resource; a resource that repeats with the same keys is described once.
 
     Clients look up results by resource name.
@@ -81,27 +81,27 @@ def handle_describe_configs(
         wanted: frozenset[str] | None = None
         if keys := resource.configuration_keys:  # empty means all, as in Kafka
             names: set[str] = set()
-            yield from in_pieces(keys, names.add)
+            await in_pieces(keys, names.add)
             wanted = frozenset(names)
         asked.setdefault((resource.resource_type, resource.resource_name, wanted), resource)
         if number % PIECE_ROWS == 0:
-            yield
+            await pause()
     results: list[DescribeConfigsResult] = []
     for (_, _, wanted), resource in asked.items():
-        result = yield from _describe(worker, message, resource, wanted)
+        result = await _describe(worker, message, resource, wanted)
         results.append(result)
     worker.slicer.discard(asked)
     return DescribeConfigsResponse(results=results)
 
 
-def _describe(
+async def _describe(
     worker: DescribesConfigs,
     message: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
     wanted: frozenset[str] | None,
-) -> Work[DescribeConfigsResult]:
+) -> DescribeConfigsResult:
     """Return the configs of one resource; all of them if `wanted` is None."""
-    yield
+    await pause()
     result = DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name
     )
@@ -116,9 +116,7 @@ def _describe(
             return result
         if resource.resource_type == LOGGERS:
             _check_logger_resource(worker, resource.resource_name)
-            result.configs = yield from in_pieces(
-                worker.log_levels.in_force().items(), _level_entry
-            )
+            result.configs = await in_pieces(worker.log_levels.in_force().items(), _level_entry)
             if wanted is not None:
                 result.configs = [each for each in result.configs if each.name in wanted]
             return result
@@ -131,7 +129,7 @@ def _describe(
         if wanted is None or resolved.key.name in wanted:
             result.configs.append(_entry(resolved, message))
         if number % PIECE_CONFIGS == 0:
-            yield
+            await pause()
     return result
 
 
@@ -261,7 +259,7 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
 
 def handle_list_config_resources(
     worker: HasImage, request: Request, message: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse | Work[ListConfigResourcesResponse]:
+) -> ListConfigResourcesResponse | Steps[ListConfigResourcesResponse]:
     """List workers, their loggers and topics; version 0 lists client metrics: there are none."""
     if request.version < _TYPES_SINCE:
         return ListConfigResourcesResponse()
@@ -277,8 +275,8 @@ def handle_list_config_resources(
     return _list_resources(names)
 
 
-def _list_resources(names: list[tuple[int, str]]) -> Work[ListConfigResourcesResponse]:
-    found = yield from in_pieces(
+async def _list_resources(names: list[tuple[int, str]]) -> ListConfigResourcesResponse:
+    found = await in_pieces(
         names, lambda each: ConfigResource(resource_name=each[1], resource_type=each[0])
     )
     return ListConfigResourcesResponse(config_resources=found)

@@ -1,19 +1,24 @@
 """The dispatcher: from a frame to its handler, and from its message to the response bytes.
 
-A handler takes (worker, request, message) and returns its response message, None for no response, a
-`DelayedResponse` or a coroutine of either, or work that yields before it returns any of them
-(`metaquorum.dataplane.scheduling.time_slices`). Processing that grows with the rows of a request is
-such work. A handler never sees bytes; if it raises WireError or CloseConnectionError, the
-connection is closed.
+A handler takes (worker, request, message) and returns its response message, None for no response,
+or a `DelayedResponse`. One whose work is long, or that waits, is a coroutine (`async def`):
 
-A large frame is decoded in slices. The response of a coroutine, or of work that did not end in its
-first slice, is encoded in slices.
+    row of HANDLERS     where its coroutine runs
+    Row(...)            stepped when the request arrives; continued in the connection's task if the
+                        slice ends first. It does not wait, but may return a coroutine that does
+    waits=True          in the connection's task from its start
+
+`pause()` is the slice point of both (`metaquorum.dataplane.scheduling.time_slices`). A handler
+never sees bytes; if it raises WireError or CloseConnectionError, the connection is closed.
+
+A large frame is decoded in slices. The response of a coroutine that did not end in its first step
+is encoded in slices.
 """
 
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from types import CoroutineType, GeneratorType
-from typing import Any, Final, TypeAlias, cast
+from types import CoroutineType
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from metaquorum.dataplane.handlers import (
     alter_configs,
@@ -52,7 +57,13 @@ from metaquorum.dataplane.network.replies import (
     PendingReply,
     Reply,
 )
-from metaquorum.dataplane.scheduling.time_slices import Work, emptied_message
+from metaquorum.dataplane.scheduling.time_slices import (
+    Steps,
+    continued,
+    emptied_message,
+    sliced,
+    step,
+)
 from metaquorum.dataplane.worker.context import Request, Worker
 from metaquorum.wire.protocol import request_form
 from metaquorum.wire.protocol.apis import APIS, Api, ApiKey
@@ -69,81 +80,93 @@ from metaquorum.wire.schema.message import Message
 LARGE_FRAME_BYTES: Final = 8 * 1024
 
 Answer: TypeAlias = Message | None
-# Return value of a handler, or of the work that it returned.
-Handled: TypeAlias = Answer | Coroutine[Any, Any, Answer] | DelayedResponse
-Handler: TypeAlias = Callable[[Worker, Request, Any], Handled | Work[Handled]]
+# Return value of a handler, or of its coroutine.
+Handled: TypeAlias = Answer | DelayedResponse | Steps[Answer | DelayedResponse]
+Handler: TypeAlias = Callable[[Worker, Request, Any], Handled | Steps[Handled]]
 
-HANDLERS: Final[Mapping[int, Handler]] = {
-    ApiKey.PRODUCE: produce.handle_produce,
-    ApiKey.FETCH: fetch.handle_fetch,
-    ApiKey.LIST_OFFSETS: offsets.handle_list_offsets,
-    ApiKey.METADATA: metadata.handle_metadata,
-    ApiKey.OFFSET_COMMIT: group_offsets.handle_offset_commit,
-    ApiKey.OFFSET_FETCH: group_offsets.handle_offset_fetch,
-    ApiKey.FIND_COORDINATOR: coordinators.handle_find_coordinator,
-    ApiKey.JOIN_GROUP: members.handle_join_group,
-    ApiKey.HEARTBEAT: members.handle_heartbeat,
-    ApiKey.LEAVE_GROUP: members.handle_leave_group,
-    ApiKey.SYNC_GROUP: members.handle_sync_group,
-    ApiKey.DESCRIBE_GROUPS: group_admin.handle_describe_groups,
-    ApiKey.LIST_GROUPS: group_admin.handle_list_groups,
-    ApiKey.SASL_HANDSHAKE: sasl.handle_sasl_handshake,
-    ApiKey.SASL_AUTHENTICATE: sasl.handle_sasl_authenticate,
-    ApiKey.API_VERSIONS: api_versions.handle_api_versions,
-    ApiKey.CREATE_TOPICS: topics.handle_create_topics,
-    ApiKey.DELETE_TOPICS: topics.handle_delete_topics,
-    ApiKey.INIT_PRODUCER_ID: producer_ids.handle_init_producer_id,
-    ApiKey.ADD_PARTITIONS_TO_TXN: coordination.handle_add_partitions_to_txn,
-    ApiKey.ADD_OFFSETS_TO_TXN: coordination.handle_add_offsets_to_txn,
-    ApiKey.END_TXN: coordination.handle_end_txn,
-    ApiKey.DESCRIBE_TRANSACTIONS: coordination.handle_describe_transactions,
-    ApiKey.LIST_TRANSACTIONS: coordination.handle_list_transactions,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.handle_offset_for_leader_epoch,
-    ApiKey.DESCRIBE_CONFIGS: configs.handle_describe_configs,
-    ApiKey.ALTER_CONFIGS: alter_configs.handle_alter_configs,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: alter_configs.handle_incremental_alter_configs,
-    ApiKey.CREATE_PARTITIONS: partitions_api.handle_create_partitions,
-    ApiKey.ELECT_LEADERS: elections.handle_elect_leaders,
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: reassignments.handle_alter_partition_reassignments,
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.handle_list_partition_reassignments,
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: partitions_api.handle_describe_topic_partitions,
-    ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
-    ApiKey.DELETE_RECORDS: records.handle_delete_records,
-    ApiKey.ALTER_REPLICA_LOG_DIRS: log_dirs.handle_alter_replica_log_dirs,
-    ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
-    ApiKey.DELETE_GROUPS: group_admin.handle_delete_groups,
-    ApiKey.OFFSET_DELETE: group_offsets.handle_offset_delete,
-    ApiKey.WRITE_TXN_MARKERS: markers.handle_write_txn_markers,
-    ApiKey.TXN_OFFSET_COMMIT: txn_offsets.handle_txn_offset_commit,
-    ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
-    ApiKey.CREATE_ACLS: acls.handle_create_acls,
-    ApiKey.DELETE_ACLS: acls.handle_delete_acls,
-    ApiKey.CREATE_DELEGATION_TOKEN: delegation_tokens.handle_create_delegation_token,
-    ApiKey.RENEW_DELEGATION_TOKEN: delegation_tokens.handle_renew_delegation_token,
-    ApiKey.EXPIRE_DELEGATION_TOKEN: delegation_tokens.handle_expire_delegation_token,
-    ApiKey.DESCRIBE_DELEGATION_TOKEN: delegation_tokens.handle_describe_delegation_token,
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: client_quotas.handle_describe_client_quotas,
-    ApiKey.ALTER_CLIENT_QUOTAS: client_quotas.handle_alter_client_quotas,
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: scram.handle_describe_user_scram_credentials,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: scram.handle_alter_user_scram_credentials,
-    ApiKey.LIST_CONFIG_RESOURCES: configs.handle_list_config_resources,
-    ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
-    ApiKey.DESCRIBE_QUORUM: quorum.handle_describe_quorum,
-    ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
-    ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
-    ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
-    ApiKey.DESCRIBE_QUOTA_USE: quota_use.handle_describe_quota_use,
-    ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
-    ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
-    ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
-    ApiKey.DESCRIBE_UNREAD_RECORDS: unread_records.handle_describe_unread_records,
-    ApiKey.DESCRIBE_GROUP_ACTIVITY: activity.handle_describe_group_activity,
-    ApiKey.ALTER_WORKER: quorum.handle_alter_worker,
-    ApiKey.START_MOVE_PLAN: move_plans.handle_start_move_plan,
-    ApiKey.ALTER_MOVE_PLAN: move_plans.handle_alter_move_plan,
-    ApiKey.DESCRIBE_MOVE_PLANS: move_plans.handle_describe_move_plans,
-    ApiKey.DESCRIBE_COORDINATOR_MEMORY: coordinator_memory.handle_describe_coordinator_memory,
-    ApiKey.REMOVE_TRANSACTIONAL_IDS: coordination.handle_remove_transactional_ids,
+
+class Row(NamedTuple):
+    """The handler of an API; whether it waits for more than its turn, such as for a response."""
+
+    handler: Handler
+    waits: bool = False
+
+
+HANDLERS: Final[Mapping[int, Row]] = {
+    ApiKey.PRODUCE: Row(produce.handle_produce),
+    ApiKey.FETCH: Row(fetch.handle_fetch, waits=True),
+    ApiKey.LIST_OFFSETS: Row(offsets.handle_list_offsets),
+    ApiKey.METADATA: Row(metadata.handle_metadata, waits=True),
+    ApiKey.OFFSET_COMMIT: Row(group_offsets.handle_offset_commit),
+    ApiKey.OFFSET_FETCH: Row(group_offsets.handle_offset_fetch),
+    ApiKey.FIND_COORDINATOR: Row(coordinators.handle_find_coordinator, waits=True),
+    ApiKey.JOIN_GROUP: Row(members.handle_join_group),
+    ApiKey.HEARTBEAT: Row(members.handle_heartbeat),
+    ApiKey.LEAVE_GROUP: Row(members.handle_leave_group),
+    ApiKey.SYNC_GROUP: Row(members.handle_sync_group),
+    ApiKey.DESCRIBE_GROUPS: Row(group_admin.handle_describe_groups),
+    ApiKey.LIST_GROUPS: Row(group_admin.handle_list_groups),
+    ApiKey.SASL_HANDSHAKE: Row(sasl.handle_sasl_handshake),
+    ApiKey.SASL_AUTHENTICATE: Row(sasl.handle_sasl_authenticate),
+    ApiKey.API_VERSIONS: Row(api_versions.handle_api_versions),
+    ApiKey.CREATE_TOPICS: Row(topics.handle_create_topics, waits=True),
+    ApiKey.DELETE_TOPICS: Row(topics.handle_delete_topics, waits=True),
+    ApiKey.INIT_PRODUCER_ID: Row(producer_ids.handle_init_producer_id, waits=True),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Row(coordination.handle_add_partitions_to_txn),
+    ApiKey.ADD_OFFSETS_TO_TXN: Row(coordination.handle_add_offsets_to_txn, waits=True),
+    ApiKey.END_TXN: Row(coordination.handle_end_txn, waits=True),
+    ApiKey.DESCRIBE_TRANSACTIONS: Row(coordination.handle_describe_transactions, waits=True),
+    ApiKey.LIST_TRANSACTIONS: Row(coordination.handle_list_transactions, waits=True),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: Row(offsets.handle_offset_for_leader_epoch),
+    ApiKey.DESCRIBE_CONFIGS: Row(configs.handle_describe_configs),
+    ApiKey.ALTER_CONFIGS: Row(alter_configs.handle_alter_configs, waits=True),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Row(
+        alter_configs.handle_incremental_alter_configs, waits=True
+    ),
+    ApiKey.CREATE_PARTITIONS: Row(partitions_api.handle_create_partitions, waits=True),
+    ApiKey.ELECT_LEADERS: Row(elections.handle_elect_leaders, waits=True),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: Row(
+        reassignments.handle_alter_partition_reassignments, waits=True
+    ),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: Row(reassignments.handle_list_partition_reassignments),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: Row(partitions_api.handle_describe_topic_partitions),
+    ApiKey.DESCRIBE_PRODUCERS: Row(partitions_api.handle_describe_producers, waits=True),
+    ApiKey.DELETE_RECORDS: Row(records.handle_delete_records, waits=True),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: Row(log_dirs.handle_alter_replica_log_dirs),
+    ApiKey.DESCRIBE_LOG_DIRS: Row(log_dirs.handle_describe_log_dirs, waits=True),
+    ApiKey.DELETE_GROUPS: Row(group_admin.handle_delete_groups),
+    ApiKey.OFFSET_DELETE: Row(group_offsets.handle_offset_delete),
+    ApiKey.WRITE_TXN_MARKERS: Row(markers.handle_write_txn_markers, waits=True),
+    ApiKey.TXN_OFFSET_COMMIT: Row(txn_offsets.handle_txn_offset_commit, waits=True),
+    ApiKey.DESCRIBE_ACLS: Row(acls.handle_describe_acls),
+    ApiKey.CREATE_ACLS: Row(acls.handle_create_acls),
+    ApiKey.DELETE_ACLS: Row(acls.handle_delete_acls),
+    ApiKey.CREATE_DELEGATION_TOKEN: Row(delegation_tokens.handle_create_delegation_token),
+    ApiKey.RENEW_DELEGATION_TOKEN: Row(delegation_tokens.handle_renew_delegation_token),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: Row(delegation_tokens.handle_expire_delegation_token),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: Row(delegation_tokens.handle_describe_delegation_token),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: Row(client_quotas.handle_describe_client_quotas, waits=True),
+    ApiKey.ALTER_CLIENT_QUOTAS: Row(client_quotas.handle_alter_client_quotas, waits=True),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Row(scram.handle_describe_user_scram_credentials),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Row(scram.handle_alter_user_scram_credentials, waits=True),
+    ApiKey.LIST_CONFIG_RESOURCES: Row(configs.handle_list_config_resources),
+    ApiKey.DESCRIBE_CLUSTER: Row(cluster.handle_describe_cluster),
+    ApiKey.DESCRIBE_QUORUM: Row(quorum.handle_describe_quorum, waits=True),
+    ApiKey.UPDATE_FEATURES: Row(quorum.handle_update_features, waits=True),
+    ApiKey.UNREGISTER_BROKER: Row(quorum.handle_unregister_broker, waits=True),
+    ApiKey.DESCRIBE_WORKERS: Row(quorum.handle_describe_workers, waits=True),
+    ApiKey.DESCRIBE_QUOTA_USE: Row(quota_use.handle_describe_quota_use, waits=True),
+    ApiKey.DESCRIBE_TRUNCATIONS: Row(replicas.handle_describe_truncations),
+    ApiKey.DESCRIBE_REPLICAS: Row(replicas.handle_describe_replicas, waits=True),
+    ApiKey.AUTHENTICATE_REPLICA: Row(replicas.handle_authenticate_replica),
+    ApiKey.DESCRIBE_UNREAD_RECORDS: Row(unread_records.handle_describe_unread_records, waits=True),
+    ApiKey.DESCRIBE_GROUP_ACTIVITY: Row(activity.handle_describe_group_activity),
+    ApiKey.ALTER_WORKER: Row(quorum.handle_alter_worker, waits=True),
+    ApiKey.START_MOVE_PLAN: Row(move_plans.handle_start_move_plan, waits=True),
+    ApiKey.ALTER_MOVE_PLAN: Row(move_plans.handle_alter_move_plan, waits=True),
+    ApiKey.DESCRIBE_MOVE_PLANS: Row(move_plans.handle_describe_move_plans),
+    ApiKey.DESCRIBE_COORDINATOR_MEMORY: Row(coordinator_memory.handle_describe_coordinator_memory),
+    ApiKey.REMOVE_TRANSACTIONAL_IDS: Row(coordination.handle_remove_transactional_ids, waits=True),
 }
 assert HANDLERS.keys() == APIS.keys()
 
@@ -160,13 +183,14 @@ class Route:
         "handler",
         "has_throttle_time",
         "version",
+        "waits",
     )
 
     def __init__(self, api: Api, version: int, counter: RequestCounter | None) -> None:
         self.api = api
         self.version = version
         self.counter = counter
-        self.handler = HANDLERS[api.key]
+        self.handler, self.waits = HANDLERS[api.key]
         self.decode = decoder(api.request, version)
         self.decode_in_pieces = decoder_in_pieces(api.request, version)
         self.has_throttle_time = hasattr(api.response(), "throttle_time_ms")
@@ -181,11 +205,12 @@ class Route:
             return None
         return self._encode(correlation_id, answer)
 
-    def reply_in_pieces(self, correlation_id: int, answer: Answer) -> Work[Reply]:
+    async def reply_in_pieces(self, correlation_id: int, answer: Answer) -> Reply:
         if answer is None:
             return None
-        parts = yield from encode_response_in_pieces(self.api, self.version, correlation_id, answer)
-        return parts
+        return await sliced(
+            encode_response_in_pieces(self.api, self.version, correlation_id, answer)
+        )
 
 
 class _PendingRequest:
@@ -203,27 +228,27 @@ class _PendingRequest:
         self.size_bytes = size_bytes  # frame size; the frame may be freed earlier
 
 
-class _SlicedReply(PendingReply):
-    """The reply to a request that waits for a coroutine, or for a time slice for its work."""
+class _TaskReply(PendingReply):
+    """The reply to a request whose coroutine is finished by the task of its connection."""
 
-    __slots__ = ("_dispatcher", "_waiting")
+    __slots__ = ("_asked", "_dispatcher", "_is_begun", "_work")
 
     def __init__(
-        self,
-        dispatcher: "Dispatcher",
-        asked: _PendingRequest,
-        waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled],
+        self, dispatcher: "Dispatcher", asked: _PendingRequest, work: Steps[Any], *, is_begun: bool
     ) -> None:
+        """`is_begun`: `work` was stepped, and its slice has ended."""
         self._dispatcher = dispatcher
-        self._answer: Any = asked
-        self._waiting = waiting
+        self._asked = asked
+        self._work = work
+        self._is_begun = is_begun
 
     def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
-        return (yield from self._dispatcher.finish(self._answer, self._waiting).__await__())
+        finish = self._dispatcher.finish(self._asked, self._work, is_begun=self._is_begun)
+        return (yield from finish.__await__())
 
     def close(self) -> None:
-        self._waiting.close()
-        self._dispatcher.discard(self._answer)
+        self._work.close()
+        self._dispatcher.discard(self._asked)
 
 
 class Dispatcher:
@@ -262,11 +287,10 @@ class Dispatcher:
         if len(frame) > LARGE_FRAME_BYTES:
             asked = _PendingRequest(route, request, header.correlation_id, len(frame))
             work = self._decode_and_handle(asked, frame, body)
-            try:
-                next(work)
-            except StopIteration as done:
-                return self._reply_to(asked, done.value)
-            return _SlicedReply(self, asked, self._work(asked, work))
+            done = step(work)
+            if done is None:
+                return _TaskReply(self, asked, work, is_begun=True)
+            return self._reply_to(asked, done[0])
         # Bytes after the message are ignored, as in Kafka: librdkafka appends three bytes to "all
         # topics" in a flexible Metadata request (its issue 5049).
         message, _ = route.decode(frame, body)
@@ -313,24 +337,26 @@ class Dispatcher:
             return refuse(frame, client)
         return self._meter.timed(counter, refuse, frame, client)
 
-    def _decode_and_handle(
+    async def _decode_and_handle(
         self, asked: _PendingRequest, frame: memoryview, body: int
-    ) -> Work[Handled | Work[Handled]]:
+    ) -> Handled | Steps[Handled]:
         """Decode the message in pieces, call the handler and return its result."""
-        message, _ = yield from asked.route.decode_in_pieces(frame, body)
+        message, _ = await sliced(asked.route.decode_in_pieces(frame, body))
         asked.message = message
         return asked.route.handler(self._worker, asked.request, message)
 
     def _reply_to(
-        self, asked: _PendingRequest, handled: Handled | Work[Handled]
+        self, asked: _PendingRequest, handled: Handled | Steps[Handled]
     ) -> Reply | PendingReply | DelayedReply:
-        if type(handled) is GeneratorType:
+        if type(handled) is CoroutineType:
+            if asked.route.waits:
+                return _TaskReply(self, asked, handled, is_begun=False)
             done = self._slicer.run(handled)
             if done is None:
-                return _SlicedReply(self, asked, self._work(asked, handled))
+                return _TaskReply(self, asked, handled, is_begun=True)
             handled = done[0]
-        if type(handled) is CoroutineType:
-            return _SlicedReply(self, asked, handled)
+            if type(handled) is CoroutineType:
+                return _TaskReply(self, asked, handled, is_begun=False)
         if isinstance(handled, DelayedResponse):
             return self._delayed(asked, handled)
         answer = cast(Answer, handled)
@@ -348,41 +374,52 @@ class Dispatcher:
         return DelayedReply(delayed, partial(self._reply_to_given, asked))
 
     def _reply_to_given(
-        self, asked: _PendingRequest, given: Answer | Work[Answer]
+        self, asked: _PendingRequest, given: Answer | Steps[Answer]
     ) -> Reply | PendingReply:
-        """Return the reply for the result of a `DelayedResponse`, which may be work, too."""
-        reply = self._reply_to(asked, given)
+        """Return the reply for the result of a `DelayedResponse`; a coroutine of it only pauses."""
+        if type(given) is CoroutineType:
+            done = self._slicer.run(given)
+            if done is None:
+                return _TaskReply(self, asked, given, is_begun=True)
+            given = done[0]
+        reply = self._reply_to(asked, cast(Answer, given))
         assert not isinstance(reply, DelayedReply)
         return reply
 
-    def _work(self, asked: _PendingRequest, work: Work[Any]) -> Work[Reply | Handled]:
-        """Do `work`. Return the reply, or the coroutine or `DelayedResponse` to wait for."""
-        handled = yield from work
-        while type(handled) is GeneratorType:
-            handled = yield from handled
-        if type(handled) is CoroutineType or isinstance(handled, DelayedResponse):
-            return handled
-        return (yield from self._reply_in_pieces(asked, handled))
-
     async def finish(
-        self, asked: _PendingRequest, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
+        self, asked: _PendingRequest, work: Steps[Any], *, is_begun: bool
     ) -> Reply | DelayedReply:
-        """Return the reply to a request that waits; called by the task of its connection."""
-        slicer, handled = self._slicer, cast(Any, waiting)
+        """Return the reply to a request; called by the task of its connection."""
         try:
-            if type(handled) is GeneratorType:
-                handled = await slicer.finish(handled, asked.size_bytes)
-                if isinstance(handled, DelayedResponse):
-                    return self._delayed(asked, handled)
-                if type(handled) is not CoroutineType:
-                    return cast(Reply, handled)
-            answer = await handled
-            # Reserve 0 bytes: the request and its response are in memory already. Waiting for
+            if is_begun:
+                is_done, result = await self._slicer.finish(
+                    self._continue(asked, work), asked.size_bytes
+                )
+                if is_done:
+                    return cast(Reply, result)
+            else:
+                self._slicer.slice_this_task()
+                result = await work
+            while type(result) is CoroutineType:
+                result = await result
+            if isinstance(result, DelayedResponse):
+                return self._delayed(asked, result)
+            # The request and its response are in memory: nothing is reserved, as waiting for
             # memory would free none, and would delay a large request that is done.
-            return await slicer.finish(self._reply_in_pieces(asked, answer), 0)
+            return await self._reply_in_pieces(asked, result)
         except BaseException:
+            work.close()
             self.discard(asked)
             raise
+
+    async def _continue(self, asked: _PendingRequest, work: Steps[Any]) -> tuple[bool, Any]:
+        """Continue stepped work. Return the reply, and whether it is that: or what to wait for."""
+        result = await continued(work)
+        if type(result) is CoroutineType and not asked.route.waits:
+            result = await result
+        if type(result) is CoroutineType or isinstance(result, DelayedResponse):
+            return False, result
+        return True, await self._reply_in_pieces(asked, result)
 
     def discard(self, asked: _PendingRequest) -> None:
         """Free the message of a request that is not answered; in slices if it is large."""
@@ -399,16 +436,16 @@ class Dispatcher:
             self._worker.errors.count(route.api.key, answer)
         return route.reply(correlation_id, answer)
 
-    def _reply_in_pieces(self, asked: _PendingRequest, answer: Answer) -> Work[Reply]:
+    async def _reply_in_pieces(self, asked: _PendingRequest, answer: Answer) -> Reply:
         route = asked.route
         if self._worker.quotas.is_on:
             self._charge(route, asked.request, asked.size_bytes, answer)
         if self._worker.errors is not None and answer is not None:
-            yield from self._worker.errors.count_in_pieces(route.api.key, answer)
-        reply = yield from route.reply_in_pieces(asked.correlation_id, answer)
+            await self._worker.errors.count_in_pieces(route.api.key, answer)
+        reply = await route.reply_in_pieces(asked.correlation_id, answer)
         for message in (answer, asked.message):
             if message is not None:
-                yield from emptied_message(message)
+                await emptied_message(message)
         return reply
 
     def _charge(self, route: Route, request: Request, size_bytes: int, answer: Answer) -> None:

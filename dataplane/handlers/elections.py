@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from metaquorum.dataplane.handlers.topics import timeout_seconds
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.scheduling.time_slices import for_each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.quorum.controller.leaders.elect_leaders import ElectionSpec, ElectionType, specs_of
@@ -36,25 +36,19 @@ async def handle_elect_leaders(
     try:
         if asked is None and is_known:
             topics = list(worker.image.topics.values())
-            await slicer.do(
-                in_pieces(topics, lambda topic: specs.extend(specs_of(topic, kind))),
-                row_count(topics, lambda topic: topic.partitions),
-            )
+            await in_pieces(topics, lambda topic: specs.extend(specs_of(topic, kind)))
         elif asked is not None:
-            await slicer.do(
-                for_each_of(
-                    asked,
-                    lambda topic: topic.partitions,
-                    lambda topic, index: specs.append(ElectionSpec(topic.topic, index, kind)),
-                ),
-                row_count(asked, lambda topic: topic.partitions),
+            await for_each_of(
+                asked,
+                lambda topic: topic.partitions,
+                lambda topic, index: specs.append(ElectionSpec(topic.topic, index, kind)),
             )
         if not is_known:
             refusal = KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}")
             work = _by_topic(specs, [refusal] * len(specs), hears_all=True)
             return ElectLeadersResponse(
                 error_code=refusal.code,
-                replica_election_results=await slicer.do(work, len(specs)),
+                replica_election_results=await work,
             )
         answers = await worker.controller_client.change_each(
             ELECT_LEADERS,
@@ -63,14 +57,14 @@ async def handle_elect_leaders(
             timeout_s=timeout_seconds(message.timeout_ms),
         )
         work = _by_topic(specs, answers, hears_all=asked is not None)
-        return ElectLeadersResponse(replica_election_results=await slicer.do(work, len(specs)))
+        return ElectLeadersResponse(replica_election_results=await work)
     finally:
         slicer.discard(specs, answers)
 
 
-def _by_topic(
+async def _by_topic(
     specs: Sequence[ElectionSpec], answers: Sequence[KafkaError | None], *, hears_all: bool
-) -> Work[list[ReplicaElectionResult]]:
+) -> list[ReplicaElectionResult]:
     """Return the results by topic; leave out ELECTION_NOT_NEEDED unless `hears_all`."""
     results: list[ReplicaElectionResult] = []
 
@@ -82,7 +76,7 @@ def _by_topic(
             results.append(ReplicaElectionResult(topic=spec.topic))
         results[-1].partition_result.append(_result(spec, answer))
 
-    yield from in_pieces(zip(specs, answers, strict=True), take)
+    await in_pieces(zip(specs, answers, strict=True), take)
     return results
 
 

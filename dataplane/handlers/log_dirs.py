@@ -17,7 +17,7 @@ from metaquorum.dataplane.log.dirs.moved_logs import UnfinishedMove
 from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication.log_dir_mover import LogDirMover
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.scheduling.time_slices import for_each_of, in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import HasDisk, HasImage, HasSlicer, HasWorkerId
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.alter_replica_log_dirs import (
@@ -81,7 +81,7 @@ class HostsLogs(Protocol):
     def replica_manager(self) -> HostedLogs: ...
 
 
-class DescribesLogDirs(HostsLogs, HasDisk, HasImage, HasSlicer, HasWorkerId, Protocol):
+class DescribesLogDirs(HostsLogs, HasDisk, HasImage, HasWorkerId, Protocol):
     """Capability to read this worker's partitions, and the total and free space of its disks."""
 
     @property
@@ -174,9 +174,7 @@ async def _wanted(
     """Yield the online partitions of `topics` (None: all) on this worker, each once, by topic."""
     partitions: Iterable[Partition] = worker.replica_manager
     if topics is not None:
-        partitions = await worker.slicer.do(
-            _asked(worker, topics), row_count(topics, lambda topic: topic.partitions)
-        )
+        partitions = await _asked(worker, topics)
     for number, partition in enumerate(partitions, 1):
         log_dir = worker.replica_manager.log_dirs.dir_of((partition.topic, partition.index))
         if partition.offline is None and log_dir is not None:
@@ -185,7 +183,7 @@ async def _wanted(
             await trio.lowlevel.checkpoint()
 
 
-def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list[Partition]]:
+async def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> list[Partition]:
     """Return the requested partitions that this worker hosts, each once, by topic."""
     here: dict[str, dict[int, Partition]] = {}
     asked: dict[str, dict[int, Partition]] = {}
@@ -200,14 +198,14 @@ def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list
         if (found := here.get(topic.topic)) is not None and (one := found.get(index)) is not None:
             asked.setdefault(topic.topic, {})[index] = one
 
-    yield from in_pieces(topics, find)
-    yield from for_each_of(topics, lambda topic: topic.partitions, keep)
+    await in_pieces(topics, find)
+    await for_each_of(topics, lambda topic: topic.partitions, keep)
     partitions: list[Partition] = []
 
     def take(name: str) -> None:
         partitions.extend([one for index, one in here[name].items() if index in asked[name]])
 
-    yield from in_pieces(asked, take)
+    await in_pieces(asked, take)
     return partitions
 
 
@@ -216,13 +214,13 @@ class MovesReplicas(HasSlicer, Protocol):
     def log_dir_mover(self) -> LogDirMover: ...
 
 
-def handle_alter_replica_log_dirs(
+async def handle_alter_replica_log_dirs(
     worker: MovesReplicas, request: Request, message: AlterReplicaLogDirsRequest
-) -> Work[AlterReplicaLogDirsResponse]:
+) -> AlterReplicaLogDirsResponse:
     """Begin, redirect or cancel moves; a partition in several directories takes the last one."""
     asked: dict[tuple[str, int], str] = {}
     topics: list[tuple[str, AlterReplicaLogDirTopic]] = []
-    yield from for_each_of(
+    await for_each_of(
         message.dirs,
         lambda directory: directory.topics,
         lambda directory, topic: topics.append((directory.path, topic)),
@@ -231,7 +229,7 @@ def handle_alter_replica_log_dirs(
     def note(row: tuple[str, AlterReplicaLogDirTopic], index: int) -> None:
         asked[row[1].name, index] = row[0]
 
-    yield from for_each_of(topics, lambda row: row[1].partitions, note)
+    await for_each_of(topics, lambda row: row[1].partitions, note)
     results: dict[str, AlterReplicaLogDirTopicResult] = {}
     for number, ((topic, index), path) in enumerate(asked.items(), 1):
         code = worker.log_dir_mover.alter(topic, index, path)
@@ -240,7 +238,7 @@ def handle_alter_replica_log_dirs(
             AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
         )
         if number % MOVES_AT_ONCE == 0:
-            yield
+            await pause()
     response = AlterReplicaLogDirsResponse(results=list(results.values()))
     worker.slicer.discard(asked, topics, results)
     return response

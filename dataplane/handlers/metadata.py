@@ -8,7 +8,7 @@ import trio
 
 from metaquorum.dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
 from metaquorum.dataplane.network.worker_addresses import live_workers
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, in_pieces
 from metaquorum.dataplane.worker import mutation_limits
 from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
 from metaquorum.dataplane.worker.context import Request
@@ -121,7 +121,7 @@ def handle_metadata(
 ) -> (
     MetadataResponse
     | Coroutine[Any, Any, MetadataResponse]
-    | Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]
+    | Steps[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]
 ):
     """Describe the requested topics; a topic that repeats is described once, as in Kafka."""
     asked = message.topics
@@ -147,12 +147,12 @@ def handle_metadata(
     return _topic_rows(worker, request, message, found)
 
 
-def _describe_many(
+async def _describe_many(
     worker: CreatesAskedTopics,
     request: Request,
     message: MetadataRequest,
     asked: list[MetadataRequestTopic],
-) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
+) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
     """Describe many topics, without a wait for new leaders: their clients often refresh anyway."""
     by_id = request.version >= _TOPIC_IDS_SINCE
     once: dict[tuple[str | None, Uuid], MetadataRequestTopic] = {}
@@ -162,15 +162,15 @@ def _describe_many(
             topic.topic_id = ZERO_UUID
         once.setdefault((topic.name, topic.topic_id), topic)
 
-    yield from in_pieces(asked, keep)
+    await in_pieces(asked, keep)
     message.topics = list(once.values())
     worker.slicer.discard(asked, once)
     if message.allow_auto_topic_creation and worker.auto_create_topics:
-        wanted = yield from in_pieces(message.topics, partial(_new_name, worker))
+        wanted = await in_pieces(message.topics, partial(_new_name, worker))
         names = [name for name in wanted if name]
         if names:
             return _create_first(worker, request, message, names)
-    found = yield from in_pieces(message.topics, partial(_find, worker, request))
+    found = await in_pieces(message.topics, partial(_find, worker, request))
     return _topic_rows_in_slices(worker, request, message, found)
 
 
@@ -230,9 +230,9 @@ async def _create_first(
         if name not in once:
             once[name] = NewTopic(name)
 
-    await worker.slicer.each(names, spec)
+    await in_pieces(names, spec)
     specs = list(once.values())
-    counts = await worker.slicer.each(specs, partial(mutation_limits.partitions_of_new, worker))
+    counts = await in_pieces(specs, partial(mutation_limits.partitions_of_new, worker))
     allowed = await mutation_limits.allowed(worker, request, counts, is_strict=False)
     outcomes = await worker.controller_client.create_topics(
         request.context, specs, timeout_s=AUTO_CREATE_S
@@ -243,7 +243,7 @@ async def _create_first(
         if outcome.code is not ErrorCode.NONE:
             refused[outcome.name] = outcome
 
-    await worker.slicer.each(outcomes, note)
+    await in_pieces(outcomes, note)
     assert message.topics is not None
 
     def find(asked: MetadataRequestTopic) -> Found:
@@ -256,7 +256,7 @@ async def _create_first(
             each.error_code = _creation_error(refused[each.name].code)
         return each
 
-    found = await worker.slicer.each(message.topics, find)
+    found = await in_pieces(message.topics, find)
     worker.slicer.discard(names, once, specs, outcomes, refused)
     response = await _topic_rows_in_slices(worker, request, message, found)
     response.throttle_time_ms = allowed.throttle_ms

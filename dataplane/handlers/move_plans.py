@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from metaquorum.dataplane.handlers.topics import timeout_seconds
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from metaquorum.dataplane.scheduling.time_slices import for_each_of, in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import AsksController, HasClock, HasImage
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import needs_level
@@ -69,8 +69,7 @@ async def handle_start_move_plan(
     plan_id = _NONE
     try:
         needs_level(worker.image, MOVES_LEVEL, "a plan of moves")
-        count = row_count(message.topics, lambda topic: topic.partitions)
-        await slicer.do(_planned(worker.image, message.topics, planned), count)
+        await _planned(worker.image, message.topics, planned)
         plan = NewMovePlan(
             context.principal,
             context.client_id or "",
@@ -83,7 +82,7 @@ async def handle_start_move_plan(
         plan_id = await client.change(
             CREATE_MOVE_PLAN, CreateMovePlan(context, plan), timeout_s=timeout_s
         )
-        parts = await slicer.do(_parts(plan_id, planned), len(planned))
+        parts = await _parts(plan_id, planned)
         for first in range(0, len(parts), SENT_PARTS):
             errors = await client.change_each(
                 APPEND_MOVES,
@@ -102,9 +101,9 @@ async def handle_start_move_plan(
     return StartMovePlanResponse(plan_id=plan_id)
 
 
-def _planned(
+async def _planned(
     image: MetadataImage, topics: list[PlannedTopic], planned: dict[PartitionKey, PlannedMove]
-) -> Work[None]:
+) -> None:
     """Put the requested moves into `planned`. Raises KafkaError if one of them is invalid."""
     taken: dict[PartitionKey, int] = {}
     busy: dict[int, list[str]] = {}  # partitions that cannot be planned, by plan, or _NO_PLAN
@@ -114,7 +113,7 @@ def _planned(
             for move in plan.moves(plan.header.begun):
                 taken[move.topic_id, move.partition] = plan_id
                 if len(taken) % 64 == 0:
-                    yield
+                    await pause()
 
     def take(asked: PlannedTopic, one: PlannedPartition) -> None:
         topic = image.topic(asked.name)
@@ -146,7 +145,7 @@ def _planned(
             raise KafkaError(error.code, f"{at}: {error.message}") from None
         planned[key] = PlannedMove(*key, replicas, one.size_bytes)
 
-    yield from for_each_of(topics, lambda topic: topic.partitions, take)
+    await for_each_of(topics, lambda topic: topic.partitions, take)
     if busy:
         raise _invalid(_busy_text(busy))
 
@@ -173,7 +172,7 @@ def _busy_text(busy: dict[int, list[str]]) -> str:
     return " ".join(texts)
 
 
-def _parts(plan_id: int, planned: dict[PartitionKey, PlannedMove]) -> Work[list[MovePlanPart]]:
+async def _parts(plan_id: int, planned: dict[PartitionKey, PlannedMove]) -> list[MovePlanPart]:
     parts: list[MovePlanPart] = []
     moves: list[PlannedMove] = []
 
@@ -183,7 +182,7 @@ def _parts(plan_id: int, planned: dict[PartitionKey, PlannedMove]) -> Work[list[
             parts.append(MovePlanPart(plan_id, len(parts), tuple(moves)))
             moves.clear()
 
-    yield from in_pieces(planned.values(), take)
+    await in_pieces(planned.values(), take)
     if moves:
         parts.append(MovePlanPart(plan_id, len(parts), tuple(moves)))
     return parts
@@ -235,23 +234,23 @@ def _rate(rate_bytes_per_s: int) -> int | None:
     return None if rate_bytes_per_s == _NONE else rate_bytes_per_s
 
 
-def handle_describe_move_plans(
+async def handle_describe_move_plans(
     worker: DescribesPlans, request: Request, message: DescribeMovePlansRequest
-) -> Work[DescribeMovePlansResponse]:
+) -> DescribeMovePlansResponse:
     """Describe the requested plans, by default all; unknown ids are left out."""
     response = DescribeMovePlansResponse(now_ms=worker.clock.now_ms())
     image = worker.image
     asked = None if message.plan_ids is None else set(message.plan_ids)
     for plan_id, plan in sorted(image.plans.items()):
         if asked is None or plan_id in asked:
-            described = yield from _described(image, plan, include_moving=message.include_moving)
+            described = await _described(image, plan, include_moving=message.include_moving)
             response.plans.append(described)
     return response
 
 
-def _described(
+async def _described(
     image: MetadataImage, plan: MovePlanImage, *, include_moving: bool
-) -> Work[DescribedMovePlan]:
+) -> DescribedMovePlan:
     header = plan.header
     described = DescribedMovePlan(
         plan_id=header.plan_id,
@@ -291,7 +290,7 @@ def _described(
             if include_moving:
                 described.moving.append(_moving(image, move))
 
-    yield from in_pieces(begun(), take)
+    await in_pieces(begun(), take)
     return described
 
 

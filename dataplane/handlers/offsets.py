@@ -10,7 +10,7 @@ from metaquorum.dataplane.log.partition_log import PartitionLog
 from metaquorum.dataplane.log.segments.timestamps import Candidate, TimestampOffset, latest_of
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication.replica_authentication import claim_error
-from metaquorum.dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import each_of, for_each_of, in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasPartitions,
@@ -60,16 +60,16 @@ class LooksUpOffsets(ReadsPartitions, OpensBatches, FailsPartitions, Protocol):
     """Capability to look up partitions, and read their records to find a timestamp."""
 
 
-def handle_list_offsets(
+async def handle_list_offsets(
     worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
-) -> Work[ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]]:
+) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
     """Look up offsets; as in Kafka, each row of a repeated partition gets INVALID_REQUEST."""
     seen: set[tuple[str, int]] = set()
     lookup = _Lookup(worker, request, message)
     note = partial(_note_twice, seen, lookup.twice)
-    yield from for_each_of(message.topics, _partitions_of, note)
-    found = yield from each_of(message.topics, _partitions_of, lookup.row)
-    topics = yield from in_pieces(
+    await for_each_of(message.topics, _partitions_of, note)
+    found = await each_of(message.topics, _partitions_of, lookup.row)
+    topics = await in_pieces(
         found, lambda each: ListOffsetsTopicResponse(name=each[0].name, partitions=each[1])
     )
     response = ListOffsetsResponse(topics=topics)
@@ -151,7 +151,7 @@ class _Lookup:
     async def search(self, response: ListOffsetsResponse) -> ListOffsetsResponse:
         worker = self._worker
         for answer, partition, timestamp, end in self.searches:
-            await worker.slicer.pause()
+            await pause()
             try:
                 found = await _search(worker, partition.log, timestamp, end)
                 if found is not None:
@@ -249,14 +249,14 @@ def _find_or_refusal(
         return KafkaError(error.code, error.message)
 
 
-def handle_offset_for_leader_epoch(
+async def handle_offset_for_leader_epoch(
     worker: ReadsPartitions, request: Request, message: OffsetForLeaderEpochRequest
-) -> Work[OffsetForLeaderEpochResponse]:
+) -> OffsetForLeaderEpochResponse:
     def epoch_end(topic: OffsetForLeaderTopic, data: OffsetForLeaderPartition) -> EpochEndOffset:
         return _epoch_end(worker, request, message.replica_id, topic.topic, data)
 
-    found = yield from each_of(message.topics, lambda topic: topic.partitions, epoch_end)
-    topics = yield from in_pieces(
+    found = await each_of(message.topics, lambda topic: topic.partitions, epoch_end)
+    topics = await in_pieces(
         found, lambda each: OffsetForLeaderTopicResult(topic=each[0].topic, partitions=each[1])
     )
     worker.slicer.discard(found)

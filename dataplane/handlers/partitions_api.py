@@ -12,13 +12,11 @@ from metaquorum.dataplane.log.segments.producers import ProducerEntry
 from metaquorum.dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     TimeSlicer,
-    Work,
     for_each_of,
     in_order,
     in_pieces,
+    pause,
     pieces,
-    row_count,
-    rows_within,
 )
 from metaquorum.dataplane.worker import mutation_limits
 from metaquorum.dataplane.worker.capabilities import HasPartitions, HasSlicer, ReadsPartitions
@@ -68,14 +66,12 @@ class DescribesPartitions(ViewsTopics, HasSlicer, Protocol):
 async def handle_create_partitions(
     worker: ChangesPartitions, request: Request, message: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    topic_count = len(message.topics)
     slicer = worker.slicer
-    count = topic_count + rows_within(message.topics[: PIECE_ROWS + 1])
-    outcomes, specs = await slicer.do(_specs(slicer, message.topics), count)
+    outcomes, specs = await _specs(slicer, message.topics)
     try:
         allowed = mutation_limits.Allowed(len(specs))
         if not message.validate_only:
-            counts_more = await slicer.each(
+            counts_more = await in_pieces(
                 specs, partial(mutation_limits.partitions_more, worker.image)
             )
             is_strict = request.version >= _STRICT_SINCE
@@ -90,19 +86,17 @@ async def handle_create_partitions(
         )
         answers += [mutation_limits.EXCEEDED] * (len(specs) - allowed.count)
         answered = zip(specs, answers, strict=True)
-        await slicer.do(
-            in_pieces(answered, lambda each: outcomes.update({each[0].topic: each[1]})), len(specs)
-        )
-        results = await slicer.do(in_pieces(outcomes.items(), _result), topic_count)
+        await in_pieces(answered, lambda each: outcomes.update({each[0].topic: each[1]}))
+        results = await in_pieces(outcomes.items(), _result)
     finally:
         slicer.discard(outcomes, specs)
     return CreatePartitionsResponse(throttle_time_ms=allowed.throttle_ms, results=results)
 
 
-def _specs(
+async def _specs(
     slicer: TimeSlicer,
     topics: list[CreatePartitionsTopic],
-) -> Work[tuple[dict[str, KafkaError | None], list[NewPartitions]]]:
+) -> tuple[dict[str, KafkaError | None], list[NewPartitions]]:
     """Return an outcome per topic name, and the requests for the controller.
 
     The outcome of a valid request is replaced by the controller's.
@@ -110,7 +104,7 @@ def _specs(
     counts: Counter[str] = Counter()
     for piece in pieces(topics):
         counts.update([topic.name for topic in piece])
-        yield
+        await pause()
     twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     outcomes: dict[str, KafkaError | None] = {}
     specs: list[NewPartitions] = []
@@ -125,7 +119,7 @@ def _specs(
         left -= 1 + assigned_count
         if left <= 0:
             left = PIECE_ROWS
-            yield
+            await pause()
     slicer.discard(counts)
     return outcomes, specs
 
@@ -146,25 +140,25 @@ def _spec(topic: CreatePartitionsTopic) -> NewPartitions:
     return NewPartitions(topic.name, topic.count, assignments)
 
 
-def handle_describe_topic_partitions(
+async def handle_describe_topic_partitions(
     worker: DescribesPartitions, request: Request, message: DescribeTopicPartitionsRequest
-) -> Work[DescribeTopicPartitionsResponse]:
+) -> DescribeTopicPartitionsResponse:
     """Describe topics in order of name, from the cursor up to the limit of partitions."""
     image, cursor = worker.image, message.cursor
     asked: set[str] = set()
-    yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
+    await in_pieces(message.topics, lambda topic: asked.add(topic.name))
     if cursor is not None and not _is_sound(cursor, asked):
-        topics = yield from in_pieces((yield from in_order(asked)), _refuse_cursor)
+        topics = await in_pieces((await in_order(asked)), _refuse_cursor)
         worker.slicer.discard(asked)
         return DescribeTopicPartitionsResponse(topics=topics)
     response = DescribeTopicPartitionsResponse()
     left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     described_count = 0
-    names = yield from in_order(asked or image.topics)
+    names = await in_order(asked or image.topics)
     for number, name in enumerate(names, 1):
         if number % PIECE_ROWS == 0 or described_count >= PIECE_ROWS:
             described_count = 0
-            yield
+            await pause()
         if cursor is not None and name < cursor.topic_name:
             continue
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
@@ -245,10 +239,7 @@ async def handle_describe_producers(
     def keep(topic: TopicRequest, index: int) -> None:
         asked.setdefault(topic.name, {})[index] = None
 
-    count = row_count(message.topics, lambda topic: topic.partition_indexes)
-    await worker.slicer.do(
-        for_each_of(message.topics, lambda topic: topic.partition_indexes, keep), count
-    )
+    await for_each_of(message.topics, lambda topic: topic.partition_indexes, keep)
     response = DescribeProducersResponse()
     try:
         for name, indexes in asked.items():
@@ -256,8 +247,7 @@ async def handle_describe_producers(
             response.topics.append(topic)
             for index in indexes:
                 topic.partitions.append(await _producers(worker, name, index))
-                if count > PIECE_ROWS:
-                    await worker.slicer.pause()
+                await pause()
             worker.slicer.discard(indexes)
     finally:
         worker.slicer.discard(asked)

@@ -72,13 +72,7 @@ from metaquorum.dataplane.partition.rejected_batches import (
     RejectedBatches,
     TooManyRejectedError,
 )
-from metaquorum.dataplane.scheduling.time_slices import (
-    PIECE_ROWS,
-    Work,
-    each_of,
-    for_each_of,
-    in_pieces,
-)
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, each_of, for_each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import (
     HasClock,
     HasImage,
@@ -279,20 +273,20 @@ def _open(todo: list[_Row], version: int, now_ms: int) -> bool:
     return True
 
 
-def handle_produce(
+async def handle_produce(
     worker: Produces, request: Request, message: ProduceRequest
-) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
+) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None:
     acks = message.acks
     if not -1 <= acks <= 1:
         code, reason = ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
-        return (yield from _refuse_all(worker, message, code, reason))
+        return await _refuse_all(worker, message, code, reason)
     try:
-        transaction = yield from look_for_transaction(worker, message, request.version)
+        transaction = await look_for_transaction(worker, message, request.version)
     except KafkaError as error:
-        return (yield from _refuse_all(worker, message, error.code, error.message))
+        return await _refuse_all(worker, message, error.code, error.message)
     if transaction is not None and transaction.places:
         return _verify_and_append(worker, request, message, transaction)
-    return (yield from _append_all(worker, request, message, transaction))
+    return await _append_all(worker, request, message, transaction)
 
 
 async def _verify_and_append(
@@ -307,20 +301,18 @@ async def _verify_and_append(
     try:
         if not verify_now(worker, transaction, message.transactional_id):
             await verify(worker, transaction, message.transactional_id, request.client)
-        count = sum([1 + len(topic.partition_data) for topic in message.topic_data])
-        work = _append_all(worker, request, message, transaction)
-        answer = await worker.slicer.do(work, count)
+        answer = await _append_all(worker, request, message, transaction)
         return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
     finally:
         transaction.cancel()
 
 
-def _append_all(
+async def _append_all(
     worker: Produces,
     request: Request,
     message: ProduceRequest,
     transaction: ProduceTransaction | None,
-) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
+) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None:
     acks = message.acks
     must_wait = False
     # A request for one topic comes here if a batch is not short, or waits: others wait with it.
@@ -334,10 +326,10 @@ def _append_all(
         must_wait = must_wait or type(answer) is not PartitionProduceResponse
         return answer
 
-    answers: Answers = yield from each_of(message.topic_data, _partitions_of, append)
+    answers: Answers = await each_of(message.topic_data, _partitions_of, append)
     if must_wait:
         return _await_all(worker, request.client, acks, answers)
-    return (yield from _respond(worker, request.client, acks, answers))
+    return await _respond(worker, request.client, acks, answers)
 
 
 def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
@@ -351,13 +343,12 @@ async def _await_all(
         for index, answer in enumerate(of_topic):
             if not isinstance(answer, PartitionProduceResponse):
                 of_topic[index] = await answer()
-    count = sum([1 + len(of_topic) for _, of_topic in answers])
-    return await worker.slicer.do(_respond(worker, client, acks, answers), count)
+    return await _respond(worker, client, acks, answers)
 
 
-def _respond(
+async def _respond(
     worker: ReadsMetadata, client: Client, acks: int, answers: Answers
-) -> Work[ProduceResponse | None]:
+) -> ProduceResponse | None:
     def check(_: object, answer: Answer | Pending) -> None:
         assert isinstance(answer, PartitionProduceResponse)
         if answer.error_code:  # the only way to report an error with acks=0
@@ -367,23 +358,23 @@ def _respond(
 
     try:
         if acks != _NO_ACKS:
-            return (yield from response_of(worker, client, answers))
-        yield from for_each_of(answers, lambda each: each[1], check)
+            return await response_of(worker, client, answers)
+        await for_each_of(answers, lambda each: each[1], check)
     finally:
         if len(answers) > PIECE_ROWS:
             worker.slicer.discard(answers)
     return None
 
 
-def _refuse_all(
+async def _refuse_all(
     worker: HasSlicer, message: ProduceRequest, code: ErrorCode, reason: str
-) -> Work[ProduceResponse | None]:
+) -> ProduceResponse | None:
     if message.acks == _NO_ACKS:
         raise CloseConnectionError(f"produce with acks=0 failed: {reason}")
-    answers = yield from each_of(
+    answers = await each_of(
         message.topic_data, _partitions_of, lambda _, data: refused(data.index, code, reason)
     )
-    responses = yield from in_pieces(answers, topic_response)
+    responses = await in_pieces(answers, topic_response)
     worker.slicer.discard(answers)
     return ProduceResponse(responses=responses)
 

@@ -20,7 +20,7 @@ from metaquorum.dataplane.network.worker_addresses import live_workers
 from metaquorum.dataplane.partition.batch_validation import InvalidRecordsError
 from metaquorum.dataplane.partition.partition import NotLeaderOrFollowerError, Partition
 from metaquorum.dataplane.quotas.producer_admission import UnknownProducerIdError
-from metaquorum.dataplane.scheduling.time_slices import Work, at_once, for_each_of, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import at_once, for_each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasClock,
@@ -150,16 +150,16 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
     )
 
 
-def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
+async def response_of(worker: HasImage, client: Client, answers: Answers) -> ProduceResponse:
     """Return the response for complete answers; add workers' endpoints if it names a leader."""
-    response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
+    response = ProduceResponse(responses=(await in_pieces(answers, topic_response)))
     leaders: list[LeaderIdAndEpoch] = []
 
     def look(_: TopicProduceResponse, answer: PartitionProduceResponse) -> None:
         if not leaders and answer.current_leader is not None:
             leaders.append(answer.current_leader)
 
-    yield from for_each_of(response.responses, lambda topic: topic.partition_responses, look)
+    await for_each_of(response.responses, lambda topic: topic.partition_responses, look)
     if leaders:
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of
+from metaquorum.dataplane.scheduling.time_slices import for_each_of
 from metaquorum.dataplane.worker.capabilities import HasClock, HasImage, HasPartitions
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.dataplane.worker.transaction_verifier import MAX_PLACES, Place, TransactionVerifier
@@ -239,9 +239,9 @@ async def verify(
             return
 
 
-def look_for_transaction(
+async def look_for_transaction(
     worker: VerifiesTransactions, message: ProduceRequest, version: int
-) -> Work[ProduceTransaction | None]:
+) -> ProduceTransaction | None:
     """Return the transaction of the request; None if no batch is transactional.
 
     Raises KafkaError if the whole request must be refused.
@@ -253,7 +253,7 @@ def look_for_transaction(
         if is_transactional(data.records):
             found.append((topic, data))
 
-    yield from for_each_of(message.topic_data, lambda topic: topic.partition_data, look)
+    await for_each_of(message.topic_data, lambda topic: topic.partition_data, look)
     if not found:
         return None
     if not has_level(worker.image, TRANSACTIONS_LEVEL):
@@ -270,7 +270,7 @@ def look_for_transaction(
     def add(topic: TopicProduceData, data: PartitionProduceData) -> None:
         _add(worker, transaction, topic, data, is_required=is_required)
 
-    yield from for_each_of(found, lambda one: (one,), lambda _, one: add(*one))
+    await for_each_of(found, lambda one: (one,), lambda _, one: add(*one))
     return transaction
 
 

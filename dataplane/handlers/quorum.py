@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from metaquorum.dataplane.handlers.topics import timeout_seconds
-from metaquorum.dataplane.scheduling.time_slices import (
-    TimeSlicer,
-    Work,
-    each_of,
-    in_pieces,
-    row_count,
-)
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import (
     AsksController,
     HasControllerClient,
@@ -91,8 +85,7 @@ async def handle_describe_quorum(
     worker: DescribesQuorum, request: Request, message: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
     if not _asks_for_metadata(message.topics):
-        count = row_count(message.topics, lambda topic: topic.partitions)
-        return await worker.slicer.do(_unknown(worker.slicer, message.topics), count)
+        return await _unknown(worker.slicer, message.topics)
     try:
         found = await worker.controller_client.ask(
             DESCRIBE_QUORUM, DescribeQuorum(), timeout_s=TIMEOUT_S
@@ -121,8 +114,8 @@ def _asks_for_metadata(topics: list[DescribeQuorumTopic]) -> bool:
     return len(asked) == 1 and asked[0].partition_index == METADATA_PARTITION
 
 
-def _unknown(slicer: TimeSlicer, topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
-    found = yield from each_of(
+async def _unknown(slicer: TimeSlicer, topics: list[DescribeQuorumTopic]) -> DescribeQuorumResponse:
+    found = await each_of(
         topics,
         lambda topic: topic.partitions,
         lambda _, asked: PartitionData(
@@ -131,7 +124,7 @@ def _unknown(slicer: TimeSlicer, topics: list[DescribeQuorumTopic]) -> Work[Desc
             error_message=_NOT_HERE,
         ),
     )
-    described = yield from in_pieces(
+    described = await in_pieces(
         found, lambda each: TopicData(topic_name=each[0].topic_name, partitions=each[1])
     )
     slicer.discard(found)
@@ -178,7 +171,7 @@ async def handle_update_features(
 
     if len(message.feature_updates) > MAX_SPECS:
         return UpdateFeaturesResponse(error_code=TOO_MANY.code, error_message=TOO_MANY.message)
-    updates = await worker.slicer.each(message.feature_updates, update_of)
+    updates = await in_pieces(message.feature_updates, update_of)
     try:
         await worker.controller_client.change(
             UPDATE_FEATURES,

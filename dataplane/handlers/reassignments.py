@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from metaquorum.dataplane.handlers.topics import timeout_seconds
-from metaquorum.dataplane.scheduling.time_slices import Work, for_each_of, row_count
+from metaquorum.dataplane.scheduling.time_slices import for_each_of
 from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import needs_level
@@ -49,14 +49,13 @@ async def handle_alter_partition_reassignments(
     specs: list[Reassignment] = []
     errors: list[KafkaError | None] = []
     slicer, topics = worker.slicer, message.topics
-    count = row_count(topics, lambda topic: topic.partitions)
 
     def take(topic: ReassignableTopic, one: ReassignablePartition) -> None:
         replicas = None if one.replicas is None else tuple(one.replicas)
         specs.append(Reassignment(topic.name, one.partition_index, replicas, allows_change))
 
     try:
-        await slicer.do(for_each_of(topics, lambda topic: topic.partitions, take), count)
+        await for_each_of(topics, lambda topic: topic.partitions, take)
         errors = await worker.controller_client.change_each(
             REASSIGN_PARTITIONS,
             specs,
@@ -64,7 +63,7 @@ async def handle_alter_partition_reassignments(
             timeout_s=timeout_seconds(message.timeout_ms),
         )
         codes: set[int] = set()
-        answer.responses = await slicer.do(_by_topic(topics, errors, codes), count)
+        answer.responses = await _by_topic(topics, errors, codes)
         if not topics:
             answer.error_message = ""  # as in Kafka
         elif codes == {ErrorCode.REQUEST_TIMED_OUT} and (late := errors[0]) is not None:
@@ -75,9 +74,9 @@ async def handle_alter_partition_reassignments(
         slicer.discard(specs, errors)
 
 
-def _by_topic(
+async def _by_topic(
     topics: Sequence[ReassignableTopic], errors: Sequence[KafkaError | None], codes: set[int]
-) -> Work[list[ReassignableTopicResponse]]:
+) -> list[ReassignableTopicResponse]:
     """Return a result for each topic of the request; `errors` has its partitions in order.
 
     Adds the error codes of the partitions to `codes`.
@@ -93,7 +92,7 @@ def _by_topic(
         results[-1].partitions.append(_result(one.partition_index, next(of_partitions)))
         codes.add(results[-1].partitions[-1].error_code)
 
-    yield from for_each_of(topics, partitions_of, take)
+    await for_each_of(topics, partitions_of, take)
     return results
 
 
@@ -105,9 +104,9 @@ def _result(index: int, error: KafkaError | None) -> ReassignablePartitionRespon
     )
 
 
-def handle_list_partition_reassignments(
+async def handle_list_partition_reassignments(
     worker: HasImage, request: Request, message: ListPartitionReassignmentsRequest
-) -> Work[ListPartitionReassignmentsResponse]:
+) -> ListPartitionReassignmentsResponse:
     """List the moves of the requested partitions, by default of all; each of them once."""
     response = ListPartitionReassignmentsResponse(error_message=None)
     image = worker.image
@@ -132,14 +131,12 @@ def handle_list_partition_reassignments(
         )
 
     if message.topics is None:
-        yield from for_each_of(
-            image.topics.each(), lambda topic: range(len(topic.partitions)), take
-        )
+        await for_each_of(image.topics.each(), lambda topic: range(len(topic.partitions)), take)
         return response
 
     def take_asked(asked: ListPartitionReassignmentsTopics, index: int) -> None:
         if (topic := image.topic(asked.name)) is not None:
             take(topic, index)
 
-    yield from for_each_of(message.topics, lambda asked: asked.partition_indexes, take_asked)
+    await for_each_of(message.topics, lambda asked: asked.partition_indexes, take_asked)
     return response

@@ -9,7 +9,7 @@ from metaquorum.dataplane.log.dirs.log_dir import LogDir
 from metaquorum.dataplane.log.segments.files import DiskFullError
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.partition.pending_deletes import PendingDeletes
-from metaquorum.dataplane.scheduling.time_slices import for_each_of, row_count
+from metaquorum.dataplane.scheduling.time_slices import for_each_of, pause
 from metaquorum.dataplane.worker.capabilities import (
     FailsPartitions,
     HasClock,
@@ -138,8 +138,7 @@ async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, d
     def keep(topic: DeleteRecordsTopic, data: DeleteRecordsPartition) -> None:
         asked.setdefault(topic.name, {})[data.partition_index] = data.offset
 
-    count = row_count(message.topics, lambda topic: topic.partitions)
-    await worker.slicer.do(for_each_of(message.topics, lambda topic: topic.partitions, keep), count)
+    await for_each_of(message.topics, lambda topic: topic.partitions, keep)
     return asked
 
 
@@ -183,7 +182,7 @@ async def _of_topic(
     topic = DeleteRecordsTopicResult(name=name)
     try:
         for index, offset in asked.items():
-            await worker.slicer.pause()
+            await pause()
             result = await _of_partition(worker, name, index, offset, until)
             topic.partitions.append(result)
             if not result.error_code:

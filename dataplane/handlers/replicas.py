@@ -11,7 +11,7 @@ from metaquorum.dataplane.replication.replica_authentication import (
     ReplicaAuthenticator,
 )
 from metaquorum.dataplane.replication.truncation_ledger import Entry, TruncationLedger
-from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import in_pieces
 from metaquorum.dataplane.worker.capabilities import HasClock, HasPartitions, HasSlicer
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.authenticate_replica import (
@@ -86,9 +86,9 @@ def handle_authenticate_replica(
     return AuthenticateReplicaResponse(auth_bytes=token)
 
 
-def handle_describe_truncations(
+async def handle_describe_truncations(
     worker: DescribesTruncations, request: Request, message: DescribeTruncationsRequest
-) -> Work[DescribeTruncationsResponse]:
+) -> DescribeTruncationsResponse:
     ledger = worker.isr_manager.ledger
     topics: set[str] = set()
     response = DescribeTruncationsResponse(has_forgotten=ledger.has_forgotten)
@@ -97,8 +97,8 @@ def handle_describe_truncations(
         if message.topics is None or entry.topic in topics:
             response.truncations.append(_described(entry))
 
-    yield from in_pieces(message.topics or (), topics.add)
-    yield from in_pieces(list(ledger), describe)
+    await in_pieces(message.topics or (), topics.add)
+    await in_pieces(list(ledger), describe)
     worker.slicer.discard(topics)
     return response
 

@@ -12,9 +12,9 @@ from metaquorum.dataplane.handlers.configs import resolve_all
 from metaquorum.dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     TimeSlicer,
-    Work,
+    in_pieces,
+    pause,
     pieces,
-    rows_within,
 )
 from metaquorum.dataplane.worker import mutation_limits
 from metaquorum.dataplane.worker.capabilities import HasLayers, HasSlicer
@@ -61,34 +61,33 @@ async def handle_create_topics(
 ) -> CreateTopicsResponse:
     created, throttle_ms = await _create(worker, request, message)
     try:
-        work = _all_created(worker, request, message, created)
-        topics = await worker.slicer.do(work, len(message.topics))
+        topics = await _all_created(worker, request, message, created)
     finally:
         worker.slicer.discard(created)
     return CreateTopicsResponse(throttle_time_ms=throttle_ms, topics=topics)
 
 
-def _all_created(
+async def _all_created(
     worker: DescribesNewTopics,
     request: Request,
     message: CreateTopicsRequest,
     created: list[TopicOutcome],
-) -> Work[list[CreatableTopicResult]]:
+) -> list[CreatableTopicResult]:
     """Return one result per topic name, in the order of the request."""
     outcomes: dict[str | None, TopicOutcome] = {}
     names: dict[str, None] = {}
     for some in pieces(created):
         outcomes.update([(outcome.name, outcome) for outcome in some])
-        yield
+        await pause()
     for topics in pieces(message.topics):
         names.update(dict.fromkeys([topic.name for topic in topics]))
-        yield
+        await pause()
     results: list[CreatableTopicResult] = []
     for name in names:
         results.append(_created(worker, outcomes[name], request.version))
         # The configs of a created topic take half a millisecond.
         if len(results) % PIECE_ROWS == 0 or results[-1].configs:
-            yield
+            await pause()
     worker.slicer.discard(outcomes, names)
     return results
 
@@ -98,12 +97,11 @@ async def _create(
 ) -> tuple[list[TopicOutcome], int]:
     """Return an outcome for each topic name, and the throttle time in milliseconds."""
     slicer = worker.slicer
-    count = len(message.topics) + rows_within(message.topics[: PIECE_ROWS + 1])
-    todo, refused = await slicer.do(_specs(slicer, message.topics), count)
+    todo, refused = await _specs(slicer, message.topics)
     try:
         allowed = mutation_limits.Allowed(len(todo))
         if not message.validate_only:
-            counts = await slicer.each(todo, partial(mutation_limits.partitions_of_new, worker))
+            counts = await in_pieces(todo, partial(mutation_limits.partitions_of_new, worker))
             is_strict = request.version >= _STRICT_CREATION_SINCE
             allowed = await mutation_limits.allowed(worker, request, counts, is_strict=is_strict)
         outcomes = await worker.controller_client.create_topics(
@@ -112,7 +110,7 @@ async def _create(
             validate_only=message.validate_only,
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        exceeded = await slicer.each(
+        exceeded = await in_pieces(
             todo[allowed.count :],
             lambda spec: TopicOutcome.refused(mutation_limits.EXCEEDED, spec.name),
         )
@@ -121,9 +119,9 @@ async def _create(
     return [*refused, *outcomes, *exceeded], allowed.throttle_ms
 
 
-def _specs(
+async def _specs(
     slicer: TimeSlicer, topics: list[CreatableTopic]
-) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
+) -> tuple[list[NewTopic], list[TopicOutcome]]:
     """Return the topics for the controller to create, and the outcomes of invalid ones."""
     refused: dict[str, TopicOutcome] = {}
     specs: dict[str, NewTopic] = {}
@@ -138,11 +136,11 @@ def _specs(
         left -= 1 + len(topic.assignments) + len(topic.configs)
         if left <= 0:
             left = PIECE_ROWS
-            yield
+            await pause()
     todo: list[NewTopic] = []
     for some in pieces(list(specs.values())):
         todo += [spec for spec in some if spec.name not in refused]
-        yield
+        await pause()
     outcomes = list(refused.values())
     slicer.discard(specs, refused)
     return todo, outcomes
@@ -211,9 +209,9 @@ async def handle_delete_topics(
             named[each] = named.get(each, 0) + 1
 
         if request.version >= _BY_ID_SINCE:
-            await slicer.each(message.topics, lambda topic: count(_named(topic)))
+            await in_pieces(message.topics, lambda topic: count(_named(topic)))
         else:
-            await slicer.each(message.topic_names, lambda name: count((name, None)))
+            await in_pieces(message.topic_names, lambda name: count((name, None)))
 
         def judge(each: _Named) -> None:
             error = _contradiction(worker.image, named, each)
@@ -222,8 +220,8 @@ async def handle_delete_topics(
             else:
                 refused.append(TopicOutcome.refused(error, *each))
 
-        await slicer.each(list(named), judge)
-        counts = await slicer.each(
+        await in_pieces(list(named), judge)
+        counts = await in_pieces(
             asked, lambda each: mutation_limits.partitions_of(worker.image, *each)
         )
         is_strict = request.version >= _STRICT_DELETION_SINCE
@@ -231,12 +229,12 @@ async def handle_delete_topics(
         outcomes = await worker.controller_client.delete_topics(
             request.context, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
         )
-        outcomes += await slicer.each(
+        outcomes += await in_pieces(
             asked[allowed.count :],
             lambda each: TopicOutcome.refused(mutation_limits.EXCEEDED, *each),
         )
         outcomes += refused
-        responses = await slicer.each(outcomes, _deleted)
+        responses = await in_pieces(outcomes, _deleted)
     finally:
         slicer.discard(named, outcomes, refused, asked)
     return DeleteTopicsResponse(throttle_time_ms=allowed.throttle_ms, responses=responses)

@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 from metaquorum.dataplane.log.segments.files import ColdError
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.worker.capabilities import FailsPartitions, HasDisk, ReadsPartitions
+from metaquorum.dataplane.scheduling.time_slices import pause
+from metaquorum.dataplane.worker.capabilities import FailsPartitions, HasDisk, HasPartitions
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.runtime import StorageError
 from metaquorum.wire.messages.describe_unread_records import (
@@ -28,7 +29,7 @@ MAX_COLD_READS_OF_ROW: Final = 8
 UNKNOWN: Final = -1
 
 
-class ReadsLogs(HasDisk, ReadsPartitions, FailsPartitions, Protocol):
+class ReadsLogs(HasDisk, HasPartitions, FailsPartitions, Protocol):
     """Capability to look up partitions, and to read headers of their batches."""
 
 
@@ -46,9 +47,9 @@ async def handle_describe_unread_records(
     for topic in topics:
         result = UnreadInTopic(name=topic.name)
         response.topics.append(result)
-        await worker.slicer.pause()
+        await pause()
         for asked in topic.partitions:
-            await worker.slicer.pause()
+            await pause()
             result.partitions.append(await reader.row(topic.name, asked))
     return response
 

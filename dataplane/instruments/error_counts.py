@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import in_pieces
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.schema.message import Field, Struct
 
@@ -50,8 +50,8 @@ class ErrorCounts:
         if (look := self._looks[cls]) is not None:
             look(answer, lambda code: self.add(api_key, code))
 
-    def count_in_pieces(self, api_key: int, answer: Struct) -> Work[None]:
-        """Count the error codes of a long response, in pieces that yield to the event loop."""
+    async def count_in_pieces(self, api_key: int, answer: Struct) -> None:
+        """Count the error codes of a long response, in pieces."""
 
         def count_one(part: Struct | EncodedRow) -> None:
             if isinstance(part, EncodedRow):
@@ -60,7 +60,7 @@ class ErrorCounts:
             elif code := getattr(part, _CODE, 0):
                 self.add(api_key, code)
 
-        yield from in_pieces(_parts_of(answer), count_one)
+        await in_pieces(_parts_of(answer), count_one)
 
     def of(self, api_key: int) -> int:
         """Return the number of errors in responses of that API."""

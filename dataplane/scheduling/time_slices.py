@@ -1,9 +1,16 @@
 """Long work on the event loop, divided into time slices between which other tasks run.
 
-A handler whose work grows with the rows of its request is a generator: it yields after every few
-rows (`in_pieces`), and its driver decides whether to continue at once. It is otherwise synchronous:
-reads and changes between two yields are consistent, and a response shows each row as of the time at
-which the row was read.
+A handler whose work grows with the rows of its request is a coroutine that awaits `pause()` after
+every few rows (`in_pieces`). That is its only slice point: reads and changes between two of them
+are consistent unless the handler waits for something else, and a response shows each row as of the
+time at which the row was read.
+
+    where the coroutine runs          a pause
+    a step in a callback (`run`)      suspends it if the slice is over; its connection's task then
+                                      continues it
+    a task                            lets other tasks run if the slice is over
+
+In a step, a coroutine cannot wait for anything else: there is no task that could.
 
     started --finished within the slice of its connection--> answered
       '--the slice is over--> waits for memory --> waits for its turn <--> a slice --> answered
@@ -26,11 +33,21 @@ guaranteed: that a long request is fast, or that all its rows are read at the sa
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextvars import ContextVar
 from functools import partial
 from heapq import merge
 from itertools import chain, islice
 from operator import attrgetter
+from types import coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
@@ -43,7 +60,7 @@ S = TypeVar("S", str, tuple[str, int])
 A = TypeVar("A")
 B = TypeVar("B")
 
-Work: TypeAlias = Generator[None, None, T]
+Steps: TypeAlias = Coroutine[Any, Any, T]
 Rows: TypeAlias = list[Any] | dict[Any, Any] | set[Any]
 CallAfter: TypeAlias = Callable[[float, Callable[[], object]], object]
 
@@ -61,27 +78,80 @@ _END: Final[Any] = object()
 UNDER_WAY_BYTES: Final = 4 << 20
 
 
-def in_pieces(
+@coroutine
+def pause() -> Generator[Any, Any, None]:
+    """Let other tasks run if the slice is over: the only slice point of long work."""
+    if _Stepping.is_on:
+        yield
+    else:
+        slicer = _task_slicer.get()
+        if slicer is None:
+            yield from trio.lowlevel.checkpoint().__await__()
+        elif slicer.is_over:
+            yield from slicer.next_turn().__await__()
+
+
+class _Stepping:
+    is_on = False  # whether a coroutine is stepped, rather than awaited in a task
+
+
+# The slicer of the tasks that this context belongs to.
+_task_slicer: ContextVar["TimeSlicer | None"] = ContextVar("task slicer", default=None)
+
+
+def step(work: Steps[T]) -> tuple[T] | None:
+    """Run `work` to its next pause; return its result in a tuple if it has ended before."""
+    outer, _Stepping.is_on = _Stepping.is_on, True
+    try:
+        waits_for = work.send(None)
+    except StopIteration as done:
+        return (done.value,)
+    finally:
+        _Stepping.is_on = outer
+    if waits_for is not None:
+        work.close()
+        raise RuntimeError(f"{work} has to be awaited in a task: it waits for {waits_for!r}")
+    return None
+
+
+@coroutine
+def continued(work: Steps[T]) -> Generator[Any, Any, T]:
+    """Return the result of a coroutine that was stepped before: `await` refuses one."""
+    return (yield from work.__await__())
+
+
+async def sliced(work: Generator[None, None, T]) -> T:
+    """Return the result of a codec that yields after every few elements: it pauses there."""
+    try:
+        while True:
+            next(work)
+            await pause()
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+async def in_pieces(
     rows: Iterable[A], work: Callable[[A], B], piece_rows: int = PIECE_ROWS
-) -> Work[list[B]]:
-    """Return the results of `work` for each row, in order; yield after every `piece_rows` rows."""
+) -> list[B]:
+    """Return the results of `work` for each row, in order; pause after every `piece_rows` rows."""
     left = iter(rows)
     done: list[B] = []
     while piece := list(islice(left, piece_rows)):
         done += map(work, piece)
         if len(piece) == piece_rows:
-            yield
+            await pause()
     return done
 
 
-def each_once(rows: Iterable[A]) -> Work[list[A]]:
+async def each_once(rows: Iterable[A]) -> list[A]:
     """Return the rows without repetitions, in their order.
 
     A response then is at most as large as the state that it shows, however often a short request
     names a part of it.
     """
     once: dict[A, None] = {}
-    yield from in_pieces(rows, lambda row: once.setdefault(row))
+    await in_pieces(rows, lambda row: once.setdefault(row))
     return list(once)
 
 
@@ -90,9 +160,9 @@ def pieces(rows: Sequence[A]) -> Iterator[Sequence[A]]:
         yield rows[first : first + PIECE_ROWS]
 
 
-def each_of(
+async def each_of(
     groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], B]
-) -> Work[list[tuple[T, list[B]]]]:
+) -> list[tuple[T, list[B]]]:
     """Return, for each group (usually a topic), the results of `work` for each of its rows."""
     done: list[tuple[T, list[B]]] = []
     left = PIECE_ROWS
@@ -103,15 +173,15 @@ def each_of(
             left -= 1
             if not left:
                 left = PIECE_ROWS
-                yield
+                await pause()
             if row is not _END:
                 of_group.append(work(group, row))
     return done
 
 
-def for_each_of(
+async def for_each_of(
     groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], object]
-) -> Work[None]:
+) -> None:
     """Call `work` with each group and each of its rows."""
     left = PIECE_ROWS
     for group in groups:
@@ -119,18 +189,18 @@ def for_each_of(
             left -= 1
             if not left:
                 left = PIECE_ROWS
-                yield
+                await pause()
             if row is not _END:
                 work(group, row)
 
 
-def in_order(names: Iterable[S]) -> Work[Iterator[S]]:
+async def in_order(names: Iterable[S]) -> Iterator[S]:
     """Sort the names, or pairs of name and number, in runs; return an iterator that merges them."""
     left = iter(names)
     runs: list[list[S]] = []
     while run := sorted(islice(left, SORTED_ROWS)):
         runs.append(run)
-        yield
+        await pause()
     return merge(*runs)
 
 
@@ -202,7 +272,7 @@ def rows_within(rows: Collection[Any]) -> int:
     return count
 
 
-def emptied(rows: Rows, *, owns_rows: bool = False) -> Work[None]:
+async def emptied(rows: Rows, *, owns_rows: bool = False) -> None:
     """Empty `rows` in pieces. Freeing many objects takes half as long as creating them.
 
     `owns_rows`: nothing else uses what the rows hold. So a Struct with many rows is emptied, too.
@@ -214,7 +284,7 @@ def emptied(rows: Rows, *, owns_rows: bool = False) -> Work[None]:
         else:
             for _ in range(min(FORGOTTEN_ROWS, len(rows))):
                 take()
-        yield
+        await pause()
     left = FORGOTTEN_ROWS
     while rows:
         if isinstance(rows, list):
@@ -228,16 +298,16 @@ def emptied(rows: Rows, *, owns_rows: bool = False) -> Work[None]:
             if one_by_one:
                 count = 1 + rows_within(some[-1:])
             if count > left:
-                yield
+                await pause()
                 left = FORGOTTEN_ROWS
             if count > left and owns_rows and isinstance(some[-1], Struct):
-                yield from emptied_message(some[-1])
+                await emptied_message(some[-1])
             left -= count
             if one_by_one:
                 some.pop()
             else:
                 some.clear()
-    yield
+    await pause()
 
 
 def _is_flat(rows: Rows) -> bool:
@@ -248,7 +318,7 @@ def _is_flat(rows: Rows) -> bool:
     return _ITEMS[type(row)] is None if isinstance(row, Struct) else not _within((row,))
 
 
-def emptied_message(message: Struct) -> Work[None]:
+async def emptied_message(message: Struct) -> None:
     """Empty the arrays of a message that nothing uses any longer, in pieces, if it has many rows.
 
     An array of a few rows may belong to the node's state: the message loses it, unchanged.
@@ -261,17 +331,14 @@ def emptied_message(message: Struct) -> Work[None]:
         if len(rows) <= PIECE_ROWS:
             setattr(message, field.name, [])
             rows = list(rows)
-        yield from emptied(rows, owns_rows=True)
+        await emptied(rows, owns_rows=True)
 
 
-def at_once(work: Work[T]) -> T:
+def at_once(work: Steps[T]) -> T:
     """Run short work to its end and return its result."""
-    try:
-        while True:
-            next(work)
-    except StopIteration as done:
-        value: T = done.value
-        return value
+    while (done := step(work)) is None:
+        pass
+    return done[0]
 
 
 class TimeSlicer:
@@ -291,7 +358,7 @@ class TimeSlicer:
         self._turn = trio.Lock()  # first come, first served
         self._room = RequestMemory(under_way_bytes, ages=True)
         self._call_after = call_after
-        self._background: deque[Work[Any]] = deque()
+        self._background: deque[Steps[Any]] = deque()
 
     def start(self) -> None:
         """Start a slice; its time counts from the first read of `is_over`, to save a clock call."""
@@ -305,15 +372,12 @@ class TimeSlicer:
             self._ends_s = now + SLICE_CPU_S
         return now >= self._ends_s
 
-    def run(self, work: Work[T]) -> tuple[T] | None:
+    def run(self, work: Steps[T]) -> tuple[T] | None:
         """Run `work` in this slice. Return its result in a tuple; None if the slice ends first."""
-        try:
-            while True:
-                next(work)
-                if self.is_over:
-                    return None
-        except StopIteration as done:
-            return (done.value,)
+        while (done := step(work)) is None:
+            if self.is_over:
+                return None
+        return done
 
     def discard(self, *rows: Rows) -> None:
         """Empty `rows` in the background; the caller must not use them again.
@@ -329,7 +393,7 @@ class TimeSlicer:
         """Whether any background work is unfinished."""
         return bool(self._background)
 
-    def finish_in_background(self, work: Work[Any]) -> None:
+    def finish_in_background(self, work: Steps[Any]) -> None:
         """Run `work` in slices of later turns of the event loop; the caller does not wait."""
         if self._call_after is None:
             at_once(work)
@@ -338,42 +402,47 @@ class TimeSlicer:
         if len(self._background) == 1:
             self._call_after(0.0, self._work_in_background)
 
+    def close(self) -> None:
+        """Drop the background work: the node ends."""
+        for work in self._background:
+            work.close()
+        self._background.clear()
+
     def _work_in_background(self) -> None:
         assert self._call_after is not None
         ends_s = self._cpu_s() + DISCARD_CPU_S
         while self._background:
-            try:
-                next(self._background[0])
-            except StopIteration:
-                self._background.popleft()
+            if step(self._background[0]) is not None:
+                del self._background[0]
             if self._cpu_s() >= ends_s:
                 break
         if self._background:
             self._call_after(0.0, self._work_in_background)
 
-    async def each(self, rows: Sequence[A], work: Callable[[A], B]) -> list[B]:
-        """Return the results of `work` for each row; without a wait if the rows are few."""
-        return await self.do(in_pieces(rows, work), len(rows))
+    def slice_this_task(self) -> None:
+        """Let pauses in this task, and in the tasks that it starts, use slices of this slicer."""
+        _task_slicer.set(self)
 
-    async def do(self, work: Work[T], row_count: int) -> T:
-        """Return the result of `work`; without a wait if `row_count` is at most PIECE_ROWS."""
-        return at_once(work) if row_count <= PIECE_ROWS else await self.finish(work, 0)
+    async def next_turn(self) -> None:
+        """Wait until no other long request has a slice, and start one."""
+        async with self._turn:  # at least one turn of the event loop per slice
+            self.start()
 
     async def pause(self) -> None:
-        """Let other tasks run if the slice is over; for a coroutine's loop over rows."""
+        """Let other tasks run if the slice is over; for a task that does not have this slicer."""
         if self.is_over:
-            async with self._turn:
-                self.start()
+            await self.next_turn()
 
-    async def finish(self, work: Work[T], size_bytes: int) -> T:
+    async def finish(self, work: Steps[T], size_bytes: int) -> T:
         """Run `work` in slices and return its result; `size_bytes` is the size of its request."""
-        await self._room.reserve(size_bytes)
         try:
-            while True:
-                async with self._turn:  # at least one turn of the event loop per slice
-                    self.start()
-                    done = self.run(work)
-                if done is not None:
-                    return done[0]
-        finally:
-            self._room.release(size_bytes)
+            await self._room.reserve(size_bytes)
+            try:
+                await self.next_turn()
+                _task_slicer.set(self)
+                return await continued(work)
+            finally:
+                self._room.release(size_bytes)
+        except BaseException:
+            work.close()
+            raise

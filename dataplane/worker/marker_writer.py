@@ -18,7 +18,7 @@ from metaquorum.dataplane.log.segments.config import NEVER
 from metaquorum.dataplane.log.segments.markers import MARKER_BYTES
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, pause
 from metaquorum.dataplane.worker.capabilities import PartitionLookup
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, check_writable
 from metaquorum.runtime import Clock, Disk, StorageError
@@ -131,7 +131,7 @@ class MarkerWriter:
             elif not self._append(row, done, check):
                 waiting.append(row)
             if number % PIECE_ROWS == 0:
-                await self._slicer.pause()
+                await pause()
         groups.one_done()
         for row in waiting:  # behind a large append, or a change of the partition
             assert row.partition is not None
@@ -199,13 +199,13 @@ class MarkerWriter:
             for topic in asked.topics:
                 of_topic = WritableTxnMarkerTopicResult(name=topic.name)
                 of_marker.topics.append(of_topic)
-                await self._slicer.pause()
+                await pause()
                 for index in topic.partition_indexes:
                     result = WritableTxnMarkerPartitionResult(partition_index=index)
                     of_topic.partitions.append(result)
                     rows.append(_Row(topic.name, marker, result))
                     if len(rows) % PIECE_ROWS == 0:
-                        await self._slicer.pause()
+                        await pause()
         return response, rows
 
     def _append(
@@ -295,7 +295,7 @@ class MarkerWriter:
                 if number % PIECE_ROWS == 0:
                     # A marker that is replicated during the pause must not end the wait.
                     left.count += 1
-                    await self._slicer.pause()
+                    await pause()
                     left.count -= 1
             await left.wait_for_all()
         finally:

@@ -332,10 +332,10 @@ def _deletion_not_resumed() -> AbstractContextManager[None]:
     """Take a group that the last coordinator was deleting for one without members."""
 
     def wrong(right: Any) -> Any:
-        def restore(self: Any, now: float) -> Any:
+        async def restore(self: Any, now: float) -> None:
             for metadata in self._recorded.values():
                 metadata.is_being_deleted = False
-            yield from right(self, now)
+            await right(self, now)
 
         return restore
 

@@ -53,7 +53,7 @@ from metaquorum.dataplane.coordinators.group.requests import (
 from metaquorum.dataplane.coordinators.group.sessions import PendingMember, Sessions
 from metaquorum.dataplane.coordinators.group.timeouts import Timeouts
 from metaquorum.dataplane.instruments.histogram import Histogram
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, pause
 from metaquorum.wire.primitives.errors import ErrorCode
 
 CONSUMER: Final = "consumer"
@@ -440,9 +440,9 @@ class ClassicGroup:
         if self.is_empty:
             self._write(self.rebalancing.record({}))
 
-    def restore(
+    async def restore(
         self, now: float, metadata: GroupMetadataValue, loaded_at: Callable[[], float]
-    ) -> Work[None]:
+    ) -> None:
         """Become the group that another coordinator has recorded, in pieces.
 
         `loaded_at` returns the time at which sessions begin: no request is handled before.
@@ -453,7 +453,7 @@ class ClassicGroup:
         self.members.protocol_type = metadata.protocol_type or None
         for number, persisted in enumerate(metadata.members):
             if number % PIECE_ROWS == PIECE_ROWS - 1:
-                yield
+                await pause()
             if self._is_repeated(persisted):
                 continue
             member = GroupMember.restored(
@@ -469,15 +469,15 @@ class ClassicGroup:
         instance_id = persisted.group_instance_id
         return persisted.member_id in self.members or instance_id in self.members.static_ids
 
-    def close(self, code: ErrorCode) -> Work[None]:
+    async def close(self, code: ErrorCode) -> None:
         """Answer all waiting requests with an error, and end all timeouts, in pieces."""
         self.rebalancing.close()
         self.sessions.close()
         for number, member in enumerate(self.members):
             self.members.refuse(member, code)
             if number % PIECE_ROWS == PIECE_ROWS - 1:
-                yield
-        yield from self.members.clear()
+                await pause()
+        await self.members.clear()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself. For tests and the simulator."""

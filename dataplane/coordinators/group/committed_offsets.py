@@ -49,7 +49,7 @@ from metaquorum.dataplane.coordinators.group.transactional_offsets import (
     Place,
     TransactionalOffsets,
 )
-from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Steps, emptied, pause
 from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 
 # Commits that are appended and not committed yet, at most: some 50 MB. A commit of more offsets is
@@ -199,7 +199,7 @@ class CommittedOffsets:
             self._committed(group, topic, partition)
         self.transactional.add(producer_id, group, (topic, partition), value, client)
 
-    def replay_marker(self, producer_id: int, *, is_commit: bool) -> Work[None] | None:
+    def replay_marker(self, producer_id: int, *, is_commit: bool) -> Steps[None] | None:
         """End a transaction; return the rest of the work if it has many offsets."""
         return self.transactional.end(producer_id, self._commit if is_commit else None)
 
@@ -325,7 +325,7 @@ class CommittedOffsets:
         stored = self._topics(group).get(topic, {}).get(partition)
         return None if stored is None else stored[_NUMBER_BYTES:]
 
-    def emptied(self) -> Work[None]:
+    async def emptied(self) -> None:
         """Free all offsets, in pieces; no other method may be called afterwards."""
         left = FORGOTTEN_ROWS
         for groups in self._groups.buckets:
@@ -343,12 +343,12 @@ class CommittedOffsets:
                         left -= 1
                         if left <= 0:
                             left = FORGOTTEN_ROWS
-                            yield
+                            await pause()
                 if left <= 0:
                     left = FORGOTTEN_ROWS
-                    yield
-        yield from emptied(self._pending)
-        yield from self.transactional.emptied()
+                    await pause()
+        await emptied(self._pending)
+        await self.transactional.emptied()
 
     # Reading
 

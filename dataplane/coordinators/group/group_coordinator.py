@@ -35,6 +35,7 @@ from metaquorum.dataplane.coordinators.partitioning import partition_of
 from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime, Partitions, RuntimeParts
 from metaquorum.dataplane.coordinators.shard import Write
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
+from metaquorum.dataplane.scheduling.time_slices import pause
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import CONSUMER_OFFSETS
 from metaquorum.metadata.records import METADATA_VERSION
@@ -338,7 +339,7 @@ class GroupCoordinator:
             return False
 
     async def _let_others_run(self) -> None:
-        await self._parts.slicer.pause()
+        await pause()
         await trio.lowlevel.checkpoint()
 
 

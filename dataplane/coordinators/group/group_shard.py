@@ -104,7 +104,7 @@ from metaquorum.dataplane.coordinators.group.timeouts import Timeouts, is_never_
 from metaquorum.dataplane.coordinators.group.transactional_offsets import Place, waiting_bytes
 from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
-from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, Steps, emptied, pause
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.primitives.types import Uuid
 
@@ -546,7 +546,7 @@ class GroupShard:
         if self.groups.get(group.group_id) is group and group.group_id not in self._being_deleted:
             group.write_empty()
 
-    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
+    def replay(self, record: CoordinatorRecord, now: float) -> Steps[None] | None:
         key = record.decoded_key
         try:
             if key is None:
@@ -566,7 +566,7 @@ class GroupShard:
 
     def replay_transactional(
         self, record: CoordinatorRecord, producer_id: int, now: float
-    ) -> Work[None] | None:
+    ) -> Steps[None] | None:
         """Let the offset of the record wait for a marker; only offsets are in transactions."""
         try:
             key = record.decoded_key or self._keys.decode(record.key)
@@ -577,7 +577,7 @@ class GroupShard:
             self._skip(error)
         return None
 
-    def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
+    def replay_marker(self, marker: TransactionMarker, now: float) -> Steps[None] | None:
         return self.offsets.replay_marker(marker.producer_id, is_commit=marker.is_commit)
 
     def replay_appended(
@@ -597,7 +597,7 @@ class GroupShard:
 
     def _replay_group(
         self, group_id: str, record: CoordinatorRecord, now: float
-    ) -> Work[None] | None:
+    ) -> Steps[None] | None:
         value = record.value
         if self._is_loaded:
             written = record.decoded_value
@@ -613,10 +613,10 @@ class GroupShard:
             self._take_recorded(group_id, decode_group_value(value))
         return None
 
-    def _replay_long(self, group_id: str, value: bytes) -> Work[None]:
+    async def _replay_long(self, group_id: str, value: bytes) -> None:
         """Replay a group of many members while the shard is loading."""
         try:
-            metadata = yield from decode_long_group_value(value)
+            metadata = await decode_long_group_value(value)
         except MalformedRecordError as error:
             self._skip(error)
         else:
@@ -648,17 +648,17 @@ class GroupShard:
             del self._being_deleted[group_id]
             self.answer_deletion(group_id, NO_ERROR)
 
-    def restore(self, now: float) -> Work[None]:
+    async def restore(self, now: float) -> None:
         for group_id, metadata in self._recorded.items():
             if metadata.is_being_deleted:
                 self._note_deletion(group_id)
             else:
-                yield from self._create(group_id).restore(now, metadata, self._loaded_since)
+                await self._create(group_id).restore(now, metadata, self._loaded_since)
             if len(metadata.members) > FORGOTTEN_ROWS:
-                yield from emptied(metadata.members)
-            yield
-        yield from emptied(self._recorded)
-        yield from self._keys.emptied()
+                await emptied(metadata.members)
+            await pause()
+        await emptied(self._recorded)
+        await self._keys.emptied()
 
     def loaded(self, now: float, now_ms: int) -> None:
         self._is_loaded = True
@@ -667,21 +667,21 @@ class GroupShard:
     def _loaded_since(self) -> float:
         return self._loaded_at
 
-    def unload(self) -> Work[None]:
+    async def unload(self) -> None:
         timeouts = self._timeouts.close()  # first, because it makes cancelling cheap
         while self.groups:
             group = next(reversed(self.groups.values()))  # from the front, a dict is slow
-            yield from group.close(ErrorCode.NOT_COORDINATOR)
+            await group.close(ErrorCode.NOT_COORDINATOR)
             self._forget(group)
-            yield
+            await pause()
         while self._awaited_deletions:
             self.answer_deletion(next(iter(self._awaited_deletions)), ErrorCode.NOT_COORDINATOR)
         self._being_deleted.clear()
-        yield from timeouts
-        yield from self.offsets.emptied()
-        yield from emptied(self._recorded)
-        yield from emptied(self._persisted)
-        yield from emptied(self._uncommitted)
+        await timeouts
+        await self.offsets.emptied()
+        await emptied(self._recorded)
+        await emptied(self._persisted)
+        await emptied(self._uncommitted)
 
     def _create(self, group_id: str, client: str = UNKNOWN) -> ClassicGroup:
         group = self.groups[group_id] = ClassicGroup(

@@ -23,7 +23,7 @@ from metaquorum.dataplane.coordinators.group.requests import (
     SyncAnswer,
     SyncCallback,
 )
-from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS, PIECE_ROWS, emptied, pause
 from metaquorum.wire.primitives.errors import ErrorCode
 
 # Memory of a member without its ids, protocols and assignment.
@@ -391,14 +391,14 @@ class GroupMembers:
         admitted = member.admitted_bytes
         self._budget.use(member.client, by * admitted, by * (member.size_bytes - admitted))
 
-    def clear(self) -> Work[None]:
+    async def clear(self) -> None:
         """Free the memory of all members, which must have no waiting requests, in pieces."""
         for number, member in enumerate(self):
             self._use(member, -1)
             if number % PIECE_ROWS == PIECE_ROWS - 1:
-                yield
+                await pause()
         if len(self) > FORGOTTEN_ROWS:
-            yield from emptied(self.by_id)
+            await emptied(self.by_id)
         self.by_id.clear()
         self.static_ids.clear()
         self._supported.clear()

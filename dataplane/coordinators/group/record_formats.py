@@ -32,7 +32,7 @@ from struct import error as LayoutError  # noqa: N812
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias
 
-from metaquorum.dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import Steps, emptied, sliced
 from metaquorum.wire.primitives.errors import WireError
 from metaquorum.wire.primitives.types import ZERO_UUID, Uuid
 from metaquorum.wire.schema import codec
@@ -210,7 +210,7 @@ class KeyDecoder:
             self._names[key[:-4]] = (decoded.group, decoded.topic)
         return decoded
 
-    def emptied(self) -> Work[None]:
+    def emptied(self) -> Steps[None]:
         """Forget all names, in pieces."""
         return emptied(self._names)
 
@@ -389,11 +389,11 @@ def decode_generation(value: bytes) -> RecordedGeneration:
     return RecordedGeneration(value, metadata.generation, assignments)
 
 
-def decode_long_group_value(value: bytes) -> Work[GroupMetadataValue]:
+async def decode_long_group_value(value: bytes) -> GroupMetadataValue:
     """Return the metadata of a group of many members, in pieces. Raises MalformedRecordError."""
     try:
         decode = codec.decoder_in_pieces(GroupMetadataValue, _group_version(value))
-        decoded, end = yield from decode(memoryview(value), 2)
+        decoded, end = await sliced(decode(memoryview(value), 2))
     except (LayoutError, WireError, ValueError) as error:
         raise MalformedRecordError(f"the value of a group is malformed: {error}") from error
     if end != len(value):

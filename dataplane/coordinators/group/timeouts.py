@@ -7,7 +7,7 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from metaquorum.dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import Steps, emptied
 
 # Timeouts that one `run` calls; each may end a rebalance.
 CALLED_AT_ONCE: Final = 64
@@ -90,7 +90,7 @@ class Timeouts:
                 entry[2].is_queued = True
                 heappush(self._queue, entry)
 
-    def close(self) -> Work[None]:
+    def close(self) -> Steps[None]:
         """Free the timeouts, in pieces; no call is made from now on."""
         self._is_closed = True
         return emptied(self._queue)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from metaquorum.dataplane.coordinators.client_budget import UNKNOWN, ClientBudget, text_bytes
-from metaquorum.dataplane.scheduling.time_slices import Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import Steps, emptied, pause
 
 # Offsets that one step commits or forgets at the end of a transaction.
 ENDED_AT_ONCE: Final = 128
@@ -72,14 +72,14 @@ class TransactionalOffsets:
             return None
         return max(waiting.values(), key=lambda offset: offset.number).value
 
-    def producers(self, group: str) -> Work[dict[int, int]]:
+    async def producers(self, group: str) -> dict[int, int]:
         """Return the producers whose transactions hold offsets of the group, and how many."""
         found: dict[int, int] = {}
         for number, waiting in enumerate(list(self.places(group).values()), 1):
             for producer_id in waiting:
                 found[producer_id] = found.get(producer_id, 0) + 1
             if number % ENDED_AT_ONCE == 0:
-                yield
+                await pause()
         return found
 
     def add(
@@ -120,7 +120,7 @@ class TransactionalOffsets:
                 del self._producers[producer_id]
             self._take(producer_id, group, place)
 
-    def end(self, producer_id: int, commit: _Commit | None) -> Work[None] | None:
+    def end(self, producer_id: int, commit: _Commit | None) -> Steps[None] | None:
         """End a transaction; call `commit` for each offset that it commits, None if it aborts.
 
         Returns the work for all that exceeds one step, if any.
@@ -135,17 +135,17 @@ class TransactionalOffsets:
             self._end_one(producer_id, group, place, commit)
         return None
 
-    def _end_long(
+    async def _end_long(
         self,
         producer_id: int,
         keys: dict[tuple[str, Place], None],
         commit: _Commit | None,
-    ) -> Work[None]:
+    ) -> None:
         while keys:
             for _ in range(min(ENDED_AT_ONCE, len(keys))):
                 (group, place), _ = keys.popitem()
                 self._end_one(producer_id, group, place, commit)
-            yield
+            await pause()
         del self._producers[producer_id]
 
     def _end_one(
@@ -175,7 +175,7 @@ class TransactionalOffsets:
                 del self.groups[group]
         return offset
 
-    def emptied(self) -> Work[None]:
+    async def emptied(self) -> None:
         """Free all, in pieces; no other method may be called afterwards."""
         left = ENDED_AT_ONCE
         while self.groups:
@@ -186,7 +186,7 @@ class TransactionalOffsets:
                     left -= 1
                 if left <= 0:
                     left = ENDED_AT_ONCE
-                    yield
+                    await pause()
         while self._producers:
             _, keys = self._producers.popitem()
-            yield from emptied(keys)
+            await emptied(keys)

@@ -14,7 +14,7 @@ id. Counted repetitions, flags and classes by name are refused, as is a pattern 
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from metaquorum.dataplane.scheduling.time_slices import Work, at_once
+from metaquorum.dataplane.scheduling.time_slices import at_once, pause
 
 MAX_CHARACTERS: Final = 256
 MAX_NESTED: Final = 32
@@ -62,8 +62,8 @@ class IdPattern:
         """Return whether the pattern matches the whole id, at once: for short ids."""
         return at_once(self.matching(transactional_id))
 
-    def matching(self, transactional_id: str) -> Work[bool]:
-        """Return whether the pattern matches the whole id; yield after every `PIECE_STATES`."""
+    async def matching(self, transactional_id: str) -> bool:
+        """Return whether the pattern matches the whole id; pause after every `PIECE_STATES`."""
         if self._is_any:
             return True
         states, left = _closure([self._start]), PIECE_STATES
@@ -77,7 +77,7 @@ class IdPattern:
             left -= len(states)
             if left <= 0:
                 left = PIECE_STATES
-                yield
+                await pause()
             states = _closure(following)
         return self._end in states
 

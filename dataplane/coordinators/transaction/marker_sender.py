@@ -38,7 +38,7 @@ from metaquorum.dataplane.instruments.histogram import Histogram
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
 from metaquorum.dataplane.network.delayed import Timers
 from metaquorum.dataplane.replication.worker_client import WorkerClient
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_order
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, in_order, pause
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import Clock
 from metaquorum.wire.messages.write_txn_markers import (
@@ -191,15 +191,15 @@ class MarkerSender:
         else:
             self._has_wanted.set()
 
-    def _queue_all(self, ending: _Ending) -> Work[None]:
+    async def _queue_all(self, ending: _Ending) -> None:
         """Queue the places of a large transaction, in pieces."""
         ending.places.update(ending.prepared.partitions)
-        places = yield from in_order(ending.prepared.partitions)
+        places = await in_order(ending.prepared.partitions)
         while some := list(islice(places, QUEUED_AT_ONCE)):
             if self._has_ended(ending):
                 return
             self._queue(ending, some)
-            yield
+            await pause()
         self._check(ending)
 
     def _queue(self, ending: _Ending, places: Iterable[Place]) -> None:
@@ -289,7 +289,7 @@ class MarkerSender:
         while self._prepared:
             self._write_or_queue(self._prepared.popleft())
             if self._prepared:  # `pause` is a system call
-                await self._parts.slicer.pause()
+                await pause()
 
     def _write_or_queue(self, ending: _Ending) -> None:
         if self._has_ended(ending):
@@ -352,7 +352,7 @@ class MarkerSender:
                 ending.places.difference_update(places)
                 self._check(ending)
             if destination.waiting:
-                await self._parts.slicer.pause()
+                await pause()
 
     def _answered_now(
         self, ending: _Ending, places: Sequence[Place], codes: Sequence[ErrorCode]

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from metaquorum.dataplane.coordinators.transaction.transaction import Place
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, Work, for_each_of
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, for_each_of
 
 PlacesOf: TypeAlias = Mapping[int, Collection[Place]]  # by producer id
 
@@ -46,14 +46,14 @@ class OpenPlaces:
         if len(self._waiting) == 1:
             self._slicer.finish_in_background(self._search())
 
-    def _search(self) -> Work[None]:
+    async def _search(self) -> None:
         waiting, self._waiting = self._waiting, []
         places: dict[int, list[Place]] = {}
 
         def add(partition: Partition, producer_id: int) -> None:
             places.setdefault(producer_id, []).append((partition.topic, partition.index))
 
-        yield from for_each_of(self._partitions, _producers, add)
+        await for_each_of(self._partitions, _producers, add)
         for found in waiting:
             found(places)
 

@@ -42,7 +42,7 @@ from metaquorum.dataplane.coordinators.transaction.transaction_statistics import
 )
 from metaquorum.dataplane.partition.partition import Partition
 from metaquorum.dataplane.replication.worker_client import WorkerClient
-from metaquorum.dataplane.scheduling.time_slices import Work, pieces
+from metaquorum.dataplane.scheduling.time_slices import pause, pieces
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.internal_topics import TRANSACTION_STATE
 from metaquorum.metadata.records import METADATA_VERSION, TRANSACTION_VERSION
@@ -412,7 +412,7 @@ class TransactionCoordinator:
                 self._verify(each, result)
             else:
                 added.append((each, result, self._add(each, client)))
-            await self._parts.slicer.pause()
+            await pause()
         for each, result, asked in added:
             code = await asked.wait() if isinstance(asked, Asked) else asked
             _answer(each, result, dict.fromkeys(_places(each), code))
@@ -496,26 +496,26 @@ class TransactionCoordinator:
         except PatternError:
             response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
             return response
-        await self._parts.slicer.finish(self._select(request, pattern, response), 0)
+        await self._select(request, pattern, response)
         return response
 
-    def _select(
+    async def _select(
         self,
         request: ListTransactionsRequest,
         pattern: IdPattern,
         response: ListTransactionsResponse,
-    ) -> Work[None]:
+    ) -> None:
         """Add the transactions that all filters select to the response, and unknown states."""
         selected = response.transaction_states
         states: set[State] = set()
         for names in pieces(request.state_filters):
             states.update(BY_NAME[each] for each in names if each in BY_NAME)
             response.unknown_state_filters += [each for each in names if each not in BY_NAME]
-            yield
+            await pause()
         producer_ids: set[int] = set()
         for ids in pieces(request.producer_id_filters):
             producer_ids.update(ids)
-            yield
+            await pause()
         now_ms = self._parts.clock.now_ms()
         for shard in list(self.shards.values()):
             for piece in shard.pieces():
@@ -527,7 +527,7 @@ class TransactionCoordinator:
                             request.duration_filter < 0
                             or now_ms - known.started_ms > request.duration_filter
                         )
-                        and (yield from pattern.matching(transactional_id))
+                        and (await pattern.matching(transactional_id))
                     ):
                         selected.append(
                             TransactionState(
@@ -537,8 +537,8 @@ class TransactionCoordinator:
                             )
                         )
                     if request.transactional_id_pattern:
-                        yield
-                yield
+                        await pause()
+                await pause()
 
     def describe(self, transactional_id: str) -> Transaction:
         """Return the transaction of an id. Raises KafkaError."""
@@ -617,7 +617,7 @@ class TransactionCoordinator:
     async def _abort_all_timed_out(self, shard: TransactionShard) -> None:
         """Abort several transactions at a time: their records are committed together."""
         work = shard.timed_out(self._parts.clock.now_ms())
-        timed_out = await self._parts.slicer.finish(work, 0)
+        timed_out = await work
         for at in range(0, len(timed_out), ABORTED_AT_ONCE):
             async with trio.open_nursery() as nursery:
                 for transactional_id in timed_out[at : at + ABORTED_AT_ONCE]:
@@ -645,7 +645,7 @@ class TransactionCoordinator:
     async def _remove_expired(self, shard: TransactionShard) -> None:
         expiration_ms, clock = self.configs.id_expiration_ms, self._parts.clock
         writes = BackgroundWrites(self.runtime, shard.index)
-        expired = await self._parts.slicer.finish(shard.expired(clock.now_ms(), expiration_ms), 0)
+        expired = await shard.expired(clock.now_ms(), expiration_ms)
         for at in range(0, len(expired), REMOVED_AT_ONCE):
             if not await writes.wait_room() or not self._is_active(shard):
                 return
@@ -653,7 +653,7 @@ class TransactionCoordinator:
             outcome = shard.remove_expired(some, clock.now_ms(), expiration_ms)
             if isinstance(outcome, Write):
                 writes.write(outcome.records)
-            await self._parts.slicer.pause()
+            await pause()
         await writes.wait_all()
 
 

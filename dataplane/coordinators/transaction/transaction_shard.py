@@ -78,7 +78,7 @@ from metaquorum.dataplane.coordinators.transaction.transaction import (
 from metaquorum.dataplane.coordinators.transaction.transaction_statistics import (
     TransactionStatistics,
 )
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, emptied, pause
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 A = TypeVar("A")
@@ -520,7 +520,7 @@ class TransactionShard:
 
     # Time
 
-    def timed_out(self, now_ms: int) -> Work[list[str]]:
+    async def timed_out(self, now_ms: int) -> list[str]:
         """Return the ids whose transactions have been open for longer than their timeouts."""
         found: list[str] = []
         for piece in self.pieces():
@@ -529,7 +529,7 @@ class TransactionShard:
                 for transactional_id, known in piece
                 if known.has_timed_out(now_ms) and transactional_id not in self._pending
             ]
-            yield
+            await pause()
         return found
 
     def abort_timed_out(
@@ -540,7 +540,7 @@ class TransactionShard:
             return Outcome(NO_ERROR)
         return self._fence(transactional_id, known, now_ms, new_id, COORDINATOR)
 
-    def expired(self, now_ms: int, expiration_ms: int) -> Work[list[str]]:
+    async def expired(self, now_ms: int, expiration_ms: int) -> list[str]:
         """Return the ids without an open transaction that no client has used since then."""
         found: list[str] = []
         for piece in self.pieces():
@@ -551,7 +551,7 @@ class TransactionShard:
                 and known.state in IDLE
                 and transactional_id not in self._pending
             ]
-            yield
+            await pause()
         return found
 
     def remove_expired(
@@ -713,7 +713,7 @@ class TransactionShard:
             assert isinstance(transition, Transition)
             self._apply(*transition)
 
-    def replay(self, record: CoordinatorRecord, now: float) -> Work[None] | None:
+    def replay(self, record: CoordinatorRecord, now: float) -> Steps[None] | None:
         transition = record.decoded_key
         if not isinstance(transition, Transition):
             try:
@@ -770,7 +770,7 @@ class TransactionShard:
         self._pending[transactional_id] = COMPLETION[prepared.state]
         self._on_prepared(self, transactional_id, prepared)
 
-    def restore(self, now: float) -> Work[None]:
+    async def restore(self, now: float) -> None:
         """Note the transactions that are not complete; operations on prepared ones must wait."""
         for piece in self.pieces():
             for transactional_id, known in piece:
@@ -781,7 +781,7 @@ class TransactionShard:
                     continue
                 if known.state not in IDLE:
                     self._to_resume.append((transactional_id, known))
-            yield
+            await pause()
 
     def loaded(self, now: float, now_ms: int) -> None:
         """Resume the prepared transactions: their markers may be missing in some partitions.
@@ -794,7 +794,7 @@ class TransactionShard:
         if self._to_resume:
             self.next_due = now
 
-    def unload(self) -> Work[None]:
+    async def unload(self) -> None:
         self.is_unloaded = True
         self._to_resume.clear()
         self._to_check.clear()
@@ -805,12 +805,12 @@ class TransactionShard:
                 self._budget.use(self._clients[transactional_id], 0, -_partitions_bytes(known))
             self._uncount(transactional_id)
             if len(self.transactions) % PIECE_ROWS == 0:
-                yield
+                await pause()
         for transactional_id in list(self._clients):  # their first records are not committed
             self._uncount(transactional_id)
-        yield from emptied(self._pending)
-        yield from emptied(self._unwritten)
-        yield from emptied(self._doubtful)
+        await emptied(self._pending)
+        await emptied(self._unwritten)
+        await emptied(self._doubtful)
 
     def pieces(self) -> Iterator[list[tuple[str, Transaction]]]:
         """Yield all ids, in pieces; ids may be added and removed between two steps."""

@@ -1,20 +1,20 @@
 """Long polls: responses that wait for records without a task."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from metaquorum.dataplane.fetch.long_polls import LongPolls
 from metaquorum.dataplane.fetch.parked_polls import ParkedRequests
 from metaquorum.dataplane.fetch.reader import FetchReader
 from metaquorum.dataplane.network.delayed import DelayedResponse
 from metaquorum.dataplane.partition.waiting import FetchWaiter
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import Steps
 from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse
 
 # Longest long poll; a client with a longer max_wait_ms gets an empty response after it.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 
-Answer: TypeAlias = FetchResponse | DelayedResponse | Coroutine[Any, Any, FetchResponse]
+Answer: TypeAlias = FetchResponse | DelayedResponse
 
 
 class DelayedFetch(DelayedResponse):
@@ -36,7 +36,7 @@ class DelayedFetch(DelayedResponse):
         polls: LongPolls,
         message: FetchRequest,
         missing_bytes: int,
-        answer: Callable[[], FetchResponse | Work[FetchResponse]],
+        answer: Callable[[], FetchResponse | Steps[FetchResponse]],
         unwatch: Callable[["DelayedFetch"], None],
         dropped: Callable[[], None] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class DelayedFetch(DelayedResponse):
         parked.add(self, row_count)
         return self
 
-    def complete(self) -> FetchResponse | Work[FetchResponse]:
+    def complete(self) -> FetchResponse | Steps[FetchResponse]:
         self.end()
         return self._answer()
 

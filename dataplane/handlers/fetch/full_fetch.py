@@ -6,7 +6,7 @@ row, and answered at its first position.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from metaquorum.dataplane.fetch.reader import FetchReader, size_of, waiters_for
 from metaquorum.dataplane.fetch.sessions import INITIAL_EPOCH, NO_SESSION, Key
@@ -21,9 +21,10 @@ from metaquorum.dataplane.partition.waiting import FetchWaiter, Watcher
 from metaquorum.dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     PIECE_ROWS,
-    Work,
+    Steps,
     at_once,
     for_each_of,
+    pause,
     pieces,
 )
 from metaquorum.metadata.image import MetadataImage
@@ -40,7 +41,6 @@ _Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
 # Request, partition, row, and the partition's `event_count` at its read, or _NEVER.
 _Found: TypeAlias = tuple[FetchTopic, FetchPartition, Partition | None, PartitionData, int]
 _NEVER: Final = -1  # not read, or not completely
-_T = TypeVar("_T")
 
 
 class FullFetch:
@@ -63,7 +63,7 @@ class FullFetch:
         self.watched: list[set[Watcher]] = []  # sets that hold its poll's waiter
         self.image: MetadataImage | None = None  # used to look up the partitions
 
-    def answer(self) -> Answer | Work[Answer]:
+    def answer(self) -> Answer | Steps[Answer]:
         topics = self.message.topics
         if len(topics) == 1 and len(topics[0].partitions) == 1:
             return self._answer_few([(topics[0], topics[0].partitions[0])])
@@ -77,7 +77,7 @@ class FullFetch:
             asked = kept.values()
         return self._answer_few(asked)
 
-    def _answer_few(self, asked: Iterable[_Asked]) -> Answer:
+    def _answer_few(self, asked: Iterable[_Asked]) -> Answer | Steps[Answer]:
         message = self.message
         reader = self.allowed.reader(message)
         self.found = self._look(reader, asked)
@@ -105,11 +105,11 @@ class FullFetch:
         poll.wait_for_quota(reader)
         return poll
 
-    def _answer_many(self) -> Work[Answer]:
+    async def _answer_many(self) -> Answer:
         asked: dict[Key, _Asked] = {}
         # The request loses its rows, so that repeated ones are not held during the wait.
         try:
-            yield from for_each_of(self.message.topics, _taken, partial(self._keep_last, asked))
+            await for_each_of(self.message.topics, _taken, partial(self._keep_last, asked))
         except BaseException:  # the connection has ended
             self.worker.slicer.discard(asked)
             raise
@@ -121,10 +121,10 @@ class FullFetch:
             reader = self.allowed.reader(self.message)
             for piece in pieces(list(asked.values())):
                 self.found += self._look(reader, piece, poll)
-                yield
+                await pause()
             self.worker.slicer.discard(asked)
             if reader.cold:
-                return self._answer_cold(reader)
+                return await self._answer_cold(reader)
             if poll is not None and self.watched and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
@@ -133,7 +133,7 @@ class FullFetch:
         finally:
             if poll is not None and not is_waiting:
                 poll.end()
-        return (yield from self._respond_in_pieces(reader))
+        return await self._respond_in_pieces(reader)
 
     @property
     def _may_wait(self) -> bool:
@@ -169,7 +169,7 @@ class FullFetch:
         for watchers in watched:
             watchers.discard(poll.waiter)
 
-    def _answer_again(self) -> FetchResponse | Work[FetchResponse]:
+    def _answer_again(self) -> FetchResponse | Steps[FetchResponse]:
         if self.allowed.ask_again():
             return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
         reader = self.allowed.reader(self.message)
@@ -179,9 +179,9 @@ class FullFetch:
         self.found = self._look_again(reader, self.found)
         return self._respond(reader)
 
-    def _answer_many_again(self, reader: FetchReader) -> Work[FetchResponse]:
-        yield from self._look_again_in_pieces(reader)
-        return (yield from self._respond_in_pieces(reader))
+    async def _answer_many_again(self, reader: FetchReader) -> FetchResponse:
+        await self._look_again_in_pieces(reader)
+        return await self._respond_in_pieces(reader)
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
         """Answer after a worker thread has read the pages that are needed to find the records."""
@@ -191,13 +191,8 @@ class FullFetch:
             has_all = await warm(self.worker, reader.cold)
             reader = self.allowed.reader(self.message)
             reader.may_block = reads == MAX_COLD_READS or not has_all
-            await self._in_slices(self._look_again_in_pieces(reader))
-        return await self._in_slices(self._respond_in_pieces(reader))
-
-    async def _in_slices(self, work: Work[_T]) -> _T:
-        if len(self.found) <= PIECE_ROWS:
-            return at_once(work)
-        return await self.worker.slicer.finish(work, 0)
+            await self._look_again_in_pieces(reader)
+        return await self._respond_in_pieces(reader)
 
     def _names_any_twice(self, topics: Sequence[FetchTopic]) -> bool:
         by_id = self.has_topic_ids
@@ -270,12 +265,12 @@ class FullFetch:
             again += self._look(reader, ((topic, data),))
         return again
 
-    def _look_again_in_pieces(self, reader: FetchReader) -> Work[None]:
+    async def _look_again_in_pieces(self, reader: FetchReader) -> None:
         again: list[_Found] = []
         for piece in pieces(self.found):
             again += self._look_again(reader, piece)
             if len(piece) == PIECE_ROWS:
-                yield
+                await pause()
         self.worker.slicer.discard(self.found)
         self.found = again
 
@@ -288,20 +283,20 @@ class FullFetch:
             response.session_id = at_once(self._new_session(reader))
         return response
 
-    def _respond_in_pieces(self, reader: FetchReader) -> Work[FetchResponse]:
+    async def _respond_in_pieces(self, reader: FetchReader) -> FetchResponse:
         rows = Rows()
         for piece in pieces(self.found):
             _add_found(rows, piece)
             if len(piece) == PIECE_ROWS:
-                yield
+                await pause()
         self.allowed.given(reader)
         response = rows.response(reader)
         if self.message.session_epoch == INITIAL_EPOCH:
-            response.session_id = yield from self._new_session(reader)
+            response.session_id = await self._new_session(reader)
         self.worker.slicer.discard(self.found)
         return response
 
-    def _new_session(self, reader: FetchReader) -> Work[int]:
+    async def _new_session(self, reader: FetchReader) -> int:
         sessions, found = self.worker.fetch_sessions, self.found
         session = sessions.create(
             len(found), self.worker.clock.monotonic(), has_topic_ids=self.has_topic_ids
@@ -325,7 +320,7 @@ class FullFetch:
                     del session.news[part]
             sessions.resized(session, before)
             if len(piece) == PIECE_ROWS:
-                yield
+                await pause()
             if not session.is_open:  # evicted by other sessions, or above the limit
                 return NO_SESSION
         return session.id
@@ -342,13 +337,13 @@ def _add_found(rows: Rows, found: Iterable[_Found]) -> None:
             partitions.append(row)
 
 
-def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
+async def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> None:
     """Remove `waiter` from all sets in `watched` and empty `watched`, in pieces."""
     while watched:
         for watchers in watched[-FORGOTTEN_ROWS:]:
             watchers.discard(waiter)
         del watched[-FORGOTTEN_ROWS:]
-        yield
+        await pause()
 
 
 def _taken(topic: FetchTopic) -> Iterator[FetchPartition]:

@@ -16,7 +16,7 @@ from metaquorum.dataplane.handlers.fetch.incremental_fetch import continue_sessi
 from metaquorum.dataplane.quotas.replication_quota import ReplicationQuotas
 from metaquorum.dataplane.replication.earlier_workers import EarlierFollowers
 from metaquorum.dataplane.replication.replica_authentication import fetch_claim_error
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import Steps
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.wire.messages.fetch import (
@@ -59,7 +59,9 @@ class Fetches(LimitsFetches, KeepsSessions, Protocol):
     def isr_manager(self) -> FollowerContacts: ...
 
 
-def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
+def handle_fetch(
+    worker: Fetches, request: Request, message: FetchRequest
+) -> Answer | Steps[Answer]:
     if message.isolation_level not in _ISOLATION_LEVELS:
         return _refuse(message, ErrorCode.INVALID_REQUEST)
     replication_quotas = None

@@ -5,8 +5,8 @@ A request ends the wait of the one before it in the session, which then answers
 INVALID_FETCH_SESSION_EPOCH.
 """
 
-from collections.abc import Generator, Iterable
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Final, TypeAlias
 
 from metaquorum.dataplane.fetch.reader import FetchReader, replica_of, size_of
 from metaquorum.dataplane.fetch.sessions import FetchSession, SessionPartition, has_many
@@ -16,19 +16,18 @@ from metaquorum.dataplane.handlers.fetch.cold_reads import MAX_COLD_READS, warm
 from metaquorum.dataplane.handlers.fetch.delayed_fetch import Answer, DelayedFetch
 from metaquorum.dataplane.handlers.fetch.response_rows import Rows
 from metaquorum.dataplane.partition.partition import NO_ERROR, Partition
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, pieces
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, pause, pieces
 from metaquorum.wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 
 # Session partition, row, and the partition's `event_count` at its read, or _NEVER.
 _Looked: TypeAlias = tuple[SessionPartition, PartitionData, int]
 _NEVER: Final = -1  # not read, or not completely
-_T = TypeVar("_T")
 
 
 def continue_session(
     worker: KeepsSessions, message: FetchRequest, has_topic_ids: bool, allowed: FetchAllowance
-) -> Answer | Work[Answer]:
+) -> Answer | Steps[Answer]:
     sessions, now_s = worker.fetch_sessions, worker.clock.monotonic()
     try:
         if has_many(message):
@@ -40,22 +39,22 @@ def continue_session(
     return _continue_with(worker, message, session, allowed)
 
 
-def _continue_later(
-    worker: AnswersFetches, message: FetchRequest, use: Work[FetchSession], allowed: FetchAllowance
-) -> Work[Answer]:
+async def _continue_later(
+    worker: AnswersFetches, message: FetchRequest, use: Steps[FetchSession], allowed: FetchAllowance
+) -> Answer:
     try:
-        session = yield from use
+        session = await use
     except KafkaError as error:
         return FetchResponse(error_code=error.code, throttle_time_ms=allowed.throttle_ms)
     answer = _continue_with(worker, message, session, allowed)
-    if isinstance(answer, Generator):
-        answer = yield from answer
+    if isinstance(answer, Coroutine):
+        answer = await answer
     return answer
 
 
 def _continue_with(
     worker: AnswersFetches, message: FetchRequest, session: FetchSession, allowed: FetchAllowance
-) -> Answer | Work[Answer]:
+) -> Answer | Steps[Answer]:
     if not session.partitions:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
     if session.waiter is not None:
@@ -83,7 +82,7 @@ class IncrementalFetch:
         self.session = session
         self.epoch = session.epoch
 
-    def answer(self) -> Answer | Work[Answer]:
+    def answer(self) -> Answer | Steps[Answer]:
         session = self.session
         if len(session.news) > PIECE_ROWS or (
             len(session.partitions) > PIECE_ROWS
@@ -100,8 +99,8 @@ class IncrementalFetch:
         poll.wait_for_quota(reader)
         return poll
 
-    def _answer_many(self) -> Work[Answer]:
-        yield from self._read_as()
+    async def _answer_many(self) -> Answer:
+        await self._read_as()
         if (overtaken := self._overtaken()) is not None:
             return overtaken
         poll = self._poll(self.allowed.min_bytes) if self._may_wait else None
@@ -109,11 +108,11 @@ class IncrementalFetch:
         looked: list[_Looked] = []
         try:
             reader = self._reader()
-            looked = yield from self._look_in_pieces(reader)
+            looked = await self._look_in_pieces(reader)
             if (overtaken := self._overtaken()) is not None:
                 return overtaken
             if reader.cold:
-                return self._answer_cold(reader)
+                return await self._answer_cold(reader)
             # The reads may have shown that there is nothing to wait for.
             if poll is not None and self._may_wait and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # may complete the poll
@@ -125,7 +124,7 @@ class IncrementalFetch:
                 poll.end()
             if is_waiting:
                 self.worker.slicer.discard(looked)
-        return (yield from self._respond_in_pieces(reader, looked))
+        return await self._respond_in_pieces(reader, looked)
 
     @property
     def _may_wait(self) -> bool:
@@ -158,7 +157,7 @@ class IncrementalFetch:
             error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
         )
 
-    def _answer_again(self) -> FetchResponse | Work[FetchResponse]:
+    def _answer_again(self) -> FetchResponse | Steps[FetchResponse]:
         if (overtaken := self._overtaken()) is not None:
             return overtaken
         if self.allowed.ask_again():
@@ -169,9 +168,9 @@ class IncrementalFetch:
             return self._answer_many_again(reader)
         return self._respond(reader, self._look(reader, list(self.session.news), is_first=False))
 
-    def _answer_many_again(self, reader: FetchReader) -> Work[FetchResponse]:
-        looked = yield from self._look_in_pieces(reader, is_first=False)
-        return self._overtaken() or (yield from self._respond_in_pieces(reader, looked))
+    async def _answer_many_again(self, reader: FetchReader) -> FetchResponse:
+        looked = await self._look_in_pieces(reader, is_first=False)
+        return self._overtaken() or (await self._respond_in_pieces(reader, looked))
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
         """Answer after a worker thread has read the pages that are needed to find the records."""
@@ -180,15 +179,10 @@ class IncrementalFetch:
             reads += 1
             has_all = await warm(self.worker, reader.cold)
             reader = self._reader(may_block=reads == MAX_COLD_READS or not has_all)
-            looked = await self._in_slices(self._look_in_pieces(reader, is_first=False))
+            looked = await self._look_in_pieces(reader, is_first=False)
         if (overtaken := self._overtaken()) is not None:
             return overtaken
-        return await self._in_slices(self._respond_in_pieces(reader, looked))
-
-    async def _in_slices(self, work: Work[_T]) -> _T:
-        if len(self.session.news) <= PIECE_ROWS:
-            return at_once(work)
-        return await self.worker.slicer.finish(work, 0)
+        return await self._respond_in_pieces(reader, looked)
 
     def _reader(self, *, may_block: bool = False) -> FetchReader:
         reader = self.allowed.reader(self.message)
@@ -196,7 +190,7 @@ class IncrementalFetch:
         self.session.read_as((reader.replica_id, self.message.isolation_level))
         return reader
 
-    def _read_as(self) -> Work[None]:
+    async def _read_as(self) -> None:
         """Mark all partitions for a read if replica id or isolation level have changed."""
         session = self.session
         reader = (replica_of(self.message), self.message.isolation_level)
@@ -205,12 +199,12 @@ class IncrementalFetch:
         session.reader = None  # a request that overtakes this one reads all partitions
         for piece in pieces(list(session.partitions.values())):
             session.news.update(dict.fromkeys(piece))
-            yield
+            await pause()
             if self._overtaken() is not None:
                 return
         session.reader = reader
 
-    def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> Work[list[_Looked]]:
+    async def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> list[_Looked]:
         """Read the session's changed partitions in pieces; stop if another request overtakes."""
         looked: list[_Looked] = []
         for piece in pieces(list(self.session.news)):
@@ -218,7 +212,7 @@ class IncrementalFetch:
                 break
             looked += self._look(reader, piece, is_first=is_first)
             if len(piece) == PIECE_ROWS:
-                yield
+                await pause()
         return looked
 
     def _look(
@@ -272,12 +266,12 @@ class IncrementalFetch:
         self._tell(reader, looked, rows)
         return self._response(reader, rows)
 
-    def _respond_in_pieces(self, reader: FetchReader, looked: list[_Looked]) -> Work[FetchResponse]:
+    async def _respond_in_pieces(self, reader: FetchReader, looked: list[_Looked]) -> FetchResponse:
         rows = Rows()
         for piece in pieces(looked):
             self._tell(reader, piece, rows)
             if len(piece) == PIECE_ROWS:
-                yield
+                await pause()
                 # Another request may have removed partitions that this loop would add again.
                 if (overtaken := self._overtaken()) is not None:
                     return overtaken

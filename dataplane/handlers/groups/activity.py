@@ -12,7 +12,7 @@ from metaquorum.dataplane.coordinators.group.members import NEVER, GroupMember
 from metaquorum.dataplane.coordinators.group.rebalance_history import Rebalance
 from metaquorum.dataplane.coordinators.group.rebalancing import GroupState
 from metaquorum.dataplane.handlers.groups.asking import HasGroups
-from metaquorum.dataplane.scheduling.time_slices import Work, each_once, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import each_once, in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import HasClock
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.describe_group_activity import (
@@ -33,17 +33,17 @@ class DescribesActivity(HasGroups, HasClock, Protocol):
     """Capability to read the groups of this worker and the time."""
 
 
-def handle_describe_group_activity(
+async def handle_describe_group_activity(
     worker: DescribesActivity, request: Request, message: DescribeGroupActivityRequest
-) -> Work[DescribeGroupActivityResponse]:
+) -> DescribeGroupActivityResponse:
     response = DescribeGroupActivityResponse()
-    for group_id in (yield from each_once(message.groups)):
-        response.groups.append((yield from _describe(worker, group_id)))
-        yield
+    for group_id in await each_once(message.groups):
+        response.groups.append(await _describe(worker, group_id))
+        await pause()
     return response
 
 
-def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
+async def _describe(worker: DescribesActivity, group_id: str) -> ActiveGroup:
     try:
         shard = worker.groups.shard(group_id)
     except KafkaError as error:
@@ -54,12 +54,12 @@ def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
     if group_id not in shard.being_deleted:
         described = None
         if group is not None:
-            described = yield from _active(worker, group)
+            described = await _active(worker, group)
         elif shard.offsets.has_group(group_id):
             described = ActiveGroup(group_id=group_id, state=GroupState.EMPTY.value)
         if described is not None:
-            held = yield from shard.offsets.transactional.producers(group_id)
-            described.transactions = yield from in_pieces(
+            held = await shard.offsets.transactional.producers(group_id)
+            described.transactions = await in_pieces(
                 held.items(), lambda each: OpenTransaction(producer_id=each[0], offsets=each[1])
             )
             return described
@@ -70,7 +70,7 @@ def _describe(worker: DescribesActivity, group_id: str) -> Work[ActiveGroup]:
     )
 
 
-def _active(worker: DescribesActivity, group: ClassicGroup) -> Work[ActiveGroup]:
+async def _active(worker: DescribesActivity, group: ClassicGroup) -> ActiveGroup:
     """Describe a group; all but the members in one piece."""
     now, since_ms = worker.clock.monotonic(), group.state_timestamp_ms
     described = ActiveGroup(
@@ -85,7 +85,7 @@ def _active(worker: DescribesActivity, group: ClassicGroup) -> Work[ActiveGroup]
         left_ms=_until_ms(group.rebalancing.wait_ends_at, now),
         rebalances=[_rebalance(each, now) for each in group.history.rebalances],
     )
-    described.pending = yield from in_pieces(
+    described.pending = await in_pieces(
         list(group.pending.items()),
         lambda each: PendingMember(
             member_id=each[0],
@@ -93,7 +93,7 @@ def _active(worker: DescribesActivity, group: ClassicGroup) -> Work[ActiveGroup]
             left_ms=_until_ms(each[1].ends.due, now),
         ),
     )
-    described.members = yield from in_pieces(group.members, partial(_member, group, now))
+    described.members = await in_pieces(group.members, partial(_member, group, now))
     return described
 
 

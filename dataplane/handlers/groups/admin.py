@@ -14,7 +14,7 @@ from metaquorum.dataplane.handlers.groups.asking import (
     HasGroups,
     settled,
 )
-from metaquorum.dataplane.scheduling.time_slices import Work, each_once, in_pieces, pieces
+from metaquorum.dataplane.scheduling.time_slices import each_once, in_pieces, pause, pieces
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.delete_groups import (
     DeletableGroupResult,
@@ -39,38 +39,38 @@ _NOT_FOUND_SINCE: Final = 6  # DescribeGroups: an unknown group is an error (KIP
 # ListGroups
 
 
-def handle_list_groups(
+async def handle_list_groups(
     worker: HasGroups, request: Request, message: ListGroupsRequest
-) -> Work[ListGroupsResponse]:
+) -> ListGroupsResponse:
     """Return the groups of this worker in some states and of some types; all without a filter."""
     if worker.groups.is_loading:
         return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-    states = yield from _known(message.states_filter, _STATES)
-    types = yield from _known(message.types_filter, {CLASSIC})
+    states = await _known(message.states_filter, _STATES)
+    types = await _known(message.types_filter, {CLASSIC})
     response = ListGroupsResponse()
     if message.types_filter and not types:
         return response
     for shard in list(worker.groups.shards.values()):
         rows: list[ListedGroup] = []
         for group_ids in shard.group_id_pieces():
-            listed = yield from in_pieces(group_ids, partial(_listed, shard))
+            listed = await in_pieces(group_ids, partial(_listed, shard))
             rows += [
                 each
                 for each in listed
                 if not message.states_filter or each.group_state.lower() in states
             ]
-            yield
+            await pause()
         if worker.groups.shards.get(shard.index) is shard:  # else another worker lists them
             response.groups += rows
     return response
 
 
-def _known(filters: list[str], names: Collection[str]) -> Work[set[str]]:
+async def _known(filters: list[str], names: Collection[str]) -> set[str]:
     """Return the filters that name a state or a type, in lower case."""
     found: set[str] = set()
     for piece in pieces(filters):
         found.update(name for each in piece if (name := each.lower()) in names)
-        yield
+        await pause()
     return found
 
 
@@ -90,20 +90,20 @@ def _listed(shard: GroupShard, group_id: str) -> ListedGroup:
 # DescribeGroups
 
 
-def handle_describe_groups(
+async def handle_describe_groups(
     worker: CoordinatesGroups, request: Request, message: DescribeGroupsRequest
-) -> Work[DescribeGroupsResponse]:
+) -> DescribeGroupsResponse:
     response = DescribeGroupsResponse()
-    for group_id in (yield from each_once(message.groups)):
-        described = yield from _describe(worker, request.version, group_id)
+    for group_id in await each_once(message.groups):
+        described = await _describe(worker, request.version, group_id)
         if message.include_authorized_operations:
             described.authorized_operations = GROUP_OPERATIONS
         response.groups.append(described)
-        yield
+        await pause()
     return response
 
 
-def _describe(worker: HasGroups, version: int, group_id: str) -> Work[DescribedGroup]:
+async def _describe(worker: HasGroups, version: int, group_id: str) -> DescribedGroup:
     described = DescribedGroup(group_id=group_id)
     try:
         shard = worker.groups.shard(group_id)
@@ -125,7 +125,7 @@ def _describe(worker: HasGroups, version: int, group_id: str) -> Work[DescribedG
     described.protocol_type = group.protocol_type
     protocol = group.protocol if group.state is GroupState.STABLE else None
     described.protocol_data = protocol or ""
-    described.members = yield from in_pieces(group.members, partial(_member, protocol))
+    described.members = await in_pieces(group.members, partial(_member, protocol))
     return described
 
 
@@ -161,14 +161,14 @@ class _Deletions:
             self.response.answer(DeleteGroupsResponse(results=self._results))
 
 
-def handle_delete_groups(
+async def handle_delete_groups(
     worker: CoordinatesGroups, request: Request, message: DeleteGroupsRequest
-) -> Work[Message | GroupResponse]:
-    once = yield from each_once(message.groups_names)
+) -> Message | GroupResponse:
+    once = await each_once(message.groups_names)
     if not once:
         return DeleteGroupsResponse()
     deletions = _Deletions(
-        (yield from in_pieces(once, lambda group_id: DeletableGroupResult(group_id=group_id)))
+        await in_pieces(once, lambda group_id: DeletableGroupResult(group_id=group_id))
     )
     for number, group_id in enumerate(once):
         ended = partial(deletions.ended, number)
@@ -176,6 +176,6 @@ def handle_delete_groups(
             worker.groups.delete_group(group_id, ended, request.client.account)
         except KafkaError as error:
             ended(error.code)
-        yield
+        await pause()
     response = deletions.response
-    return (yield from settled(response.complete() if response.is_ready else response))
+    return await settled(response.complete() if response.is_ready else response)

@@ -5,7 +5,7 @@ coordinator's log. Such a request holds no task: its `GroupResponse` is complete
 coordinator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -13,13 +13,13 @@ from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoord
 from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
 from metaquorum.dataplane.coordinators.shard import Write
 from metaquorum.dataplane.network.delayed import DelayedResponse
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import Steps
 from metaquorum.dataplane.worker.capabilities import HasClock, HasImage
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.schema.message import Message
 
 T = TypeVar("T")
-Answer: TypeAlias = Message | Work[Message]
+Answer: TypeAlias = Message | Steps[Message]
 
 # KIP-430, without ACLs all are allowed: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
@@ -58,6 +58,8 @@ class GroupResponse(DelayedResponse):
         return self._answer
 
     def cancel(self) -> None:
+        if isinstance(self._answer, Coroutine):
+            self._answer.close()
         if not self.is_ready and self.on_drop is not None:
             self.on_drop()
 
@@ -107,11 +109,11 @@ class _Asked(Generic[T]):
         self.response.answer(self._failed(code))
 
 
-def settled(outcome: Answer | GroupResponse) -> Work[Message | GroupResponse]:
+async def settled(outcome: Answer | GroupResponse) -> Message | GroupResponse:
     """Return the outcome of `ask`, for a handler that is work itself."""
     if isinstance(outcome, Message | GroupResponse):
         return outcome
-    return (yield from outcome)
+    return await outcome
 
 
 def drop(worker: HasGroups, group_id: str, operation: Callable[[GroupShard], None]) -> None:

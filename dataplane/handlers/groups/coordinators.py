@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from metaquorum.dataplane.network.worker_addresses import WorkerAddress
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, in_pieces
+from metaquorum.dataplane.worker.capabilities import HasImage, HasWorkerId
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level, needs_level
 from metaquorum.dataplane.worker.internal_topics import InternalTopics
@@ -47,7 +47,7 @@ _NO_COORDINATOR: Final = {
 _OF_LIBRDKAFKA: Final = 2
 
 
-class FindsCoordinators(HasImage, HasWorkerId, HasSlicer, Protocol):
+class FindsCoordinators(HasImage, HasWorkerId, Protocol):
     """Capability to read the metadata, and to have internal topics created."""
 
     @property
@@ -58,7 +58,7 @@ def handle_find_coordinator(
     worker: FindsCoordinators, request: Request, message: FindCoordinatorRequest
 ) -> (
     FindCoordinatorResponse
-    | Work[FindCoordinatorResponse]
+    | Steps[FindCoordinatorResponse]
     | Coroutine[Any, Any, FindCoordinatorResponse]
 ):
     image, listener = worker.image, request.client.listener
@@ -89,12 +89,12 @@ async def _create_and_find(
     response = _respond(request.version, message, find)
     if isinstance(response, FindCoordinatorResponse):
         return response
-    return await worker.slicer.do(response, len(message.coordinator_keys))
+    return await response
 
 
 def _respond(
     version: int, message: FindCoordinatorRequest, find: Find
-) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
+) -> FindCoordinatorResponse | Steps[FindCoordinatorResponse]:
     if version >= _BATCHED_SINCE:
         return _respond_to_all(message.coordinator_keys, find)
     found = find(message.key)
@@ -107,9 +107,9 @@ def _respond(
     )
 
 
-def _respond_to_all(keys: list[str], find: Find) -> Work[FindCoordinatorResponse]:
+async def _respond_to_all(keys: list[str], find: Find) -> FindCoordinatorResponse:
     is_long = any(len(key) > REMEMBERED_CHARACTERS for key in keys)
-    found = yield from in_pieces(keys, find, 1 if is_long else PIECE_ROWS)
+    found = await in_pieces(keys, find, 1 if is_long else PIECE_ROWS)
     return FindCoordinatorResponse(coordinators=found)
 
 

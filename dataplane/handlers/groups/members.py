@@ -28,7 +28,7 @@ from metaquorum.dataplane.handlers.groups.asking import (
     settled,
 )
 from metaquorum.dataplane.handlers.groups.parts import WritesInParts, write_in_parts
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, emptied, in_pieces
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from metaquorum.wire.messages.join_group import (
@@ -149,10 +149,10 @@ def _join_response(version: int, answer: JoinAnswer) -> Answer:
     return response
 
 
-def _with_members(
+async def _with_members(
     version: int, response: JoinGroupResponse, members: Sequence[JoinedMember]
-) -> Work[Message]:
-    response.members = yield from in_pieces(members, partial(_joined_member, version))
+) -> Message:
+    response.members = await in_pieces(members, partial(_joined_member, version))
     return response
 
 
@@ -169,7 +169,7 @@ def _joined_member(version: int, member: JoinedMember) -> JoinGroupResponseMembe
 
 def handle_sync_group(
     worker: CoordinatesGroups, request: Request, message: SyncGroupRequest
-) -> Answer | GroupResponse | Work[Message | GroupResponse]:
+) -> Answer | GroupResponse | Steps[Message | GroupResponse]:
     if not message.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     if request.version >= _SYNC_PROTOCOL_SINCE and None in (
@@ -180,16 +180,16 @@ def handle_sync_group(
     return _sync(worker, message, request.client.account)
 
 
-def _sync(
+async def _sync(
     worker: CoordinatesGroups, message: SyncGroupRequest, client: str
-) -> Work[Message | GroupResponse]:
+) -> Message | GroupResponse:
     group_id, member_id = message.group_id, message.member_id
     assignments: dict[str, bytes] = {}
 
     def take(assigned: SyncGroupRequestAssignment) -> None:
         assignments[assigned.member_id] = assigned.assignment
 
-    yield from in_pieces(message.assignments, take)
+    await in_pieces(message.assignments, take)
     sync = SyncRequest(
         group_id,
         member_id,
@@ -217,8 +217,8 @@ def _sync(
         response,
     )
     if len(assignments) > PIECE_ROWS:
-        yield from emptied(assignments)  # the coordinator has read those of its members
-    return (yield from settled(outcome))
+        await emptied(assignments)  # the coordinator has read those of its members
+    return await settled(outcome)
 
 
 def _drop_sync(worker: CoordinatesGroups, group_id: str, member_id: str) -> None:
@@ -270,7 +270,7 @@ def handle_heartbeat(
 
 def handle_leave_group(
     worker: WritesInParts, request: Request, message: LeaveGroupRequest
-) -> Answer | GroupResponse | Work[Message | GroupResponse]:
+) -> Answer | GroupResponse | Steps[Message | GroupResponse]:
     group_id = message.group_id
     if not group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -288,11 +288,11 @@ def handle_leave_group(
     return _leave(worker, message, request.client.account)
 
 
-def _leave(
+async def _leave(
     worker: WritesInParts, message: LeaveGroupRequest, client: str
-) -> Work[Message | GroupResponse]:
+) -> Message | GroupResponse:
     group_id, members = message.group_id, message.members
-    leaving = yield from in_pieces(
+    leaving = await in_pieces(
         members,
         lambda each: LeavingMember(each.member_id, each.group_instance_id, each.reason or ""),
     )
@@ -302,21 +302,19 @@ def _leave(
             return LeaveGroupResponse(error_code=refused)
         return _left(members, codes)
 
-    return (
-        yield from write_in_parts(
-            worker,
-            group_id,
-            leaving,
-            lambda shard, part: shard.leave(worker.clock.monotonic(), group_id, part, client),
-            finished,
-            even_without_rows=True,
-            part_rows=LEAVE_ROWS,
-        )
+    return await write_in_parts(
+        worker,
+        group_id,
+        leaving,
+        lambda shard, part: shard.leave(worker.clock.monotonic(), group_id, part, client),
+        finished,
+        even_without_rows=True,
+        part_rows=LEAVE_ROWS,
     )
 
 
-def _left(members: list[MemberIdentity], codes: Iterator[ErrorCode]) -> Work[Message]:
-    rows = yield from in_pieces(
+async def _left(members: list[MemberIdentity], codes: Iterator[ErrorCode]) -> Message:
+    rows = await in_pieces(
         zip(members, codes, strict=True),
         lambda row: MemberResponse(
             member_id=row[0].member_id,

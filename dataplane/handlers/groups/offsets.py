@@ -26,9 +26,10 @@ from metaquorum.dataplane.handlers.groups.asking import (
 from metaquorum.dataplane.handlers.groups.parts import Codes, WritesInParts, write_in_parts
 from metaquorum.dataplane.scheduling.time_slices import (
     PIECE_ROWS,
-    Work,
+    Steps,
     each_of,
     in_pieces,
+    pause,
     row_count,
 )
 from metaquorum.dataplane.worker.capabilities import HasSlicer
@@ -94,7 +95,7 @@ class CoordinatesOffsets(CoordinatesGroups, WritesInParts, Protocol):
 
 def handle_offset_commit(
     worker: CoordinatesOffsets, request: Request, message: OffsetCommitRequest
-) -> Answer | GroupResponse | Work[Message | GroupResponse]:
+) -> Answer | GroupResponse | Steps[Message | GroupResponse]:
     commit = _Commit(worker, request, message)
     is_long = piece_rows(message.group_id) < PIECE_ROWS
     if is_long or row_count(message.topics, _partitions_of) > PIECE_ROWS:
@@ -168,10 +169,10 @@ class _Commit:
     def _failed(self, code: ErrorCode) -> Answer:
         return self._answered(self._of_all(code))
 
-    def in_parts(self) -> Work[Message | GroupResponse]:
+    async def in_parts(self) -> Message | GroupResponse:
         topics = self._message.topics
-        images = yield from in_pieces(topics, self._topic)
-        checked = yield from each_of(
+        images = await in_pieces(topics, self._topic)
+        checked = await each_of(
             zip(topics, images, strict=True),
             lambda each: each[0].partitions,
             lambda each, row: self._check(each[1], row),
@@ -180,27 +181,25 @@ class _Commit:
         def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
             return self._response(checked, codes)
 
-        return (
-            yield from write_in_parts(
-                self._worker,
-                self._message.group_id,
-                self._offsets,
-                lambda shard, part: self._operate(part, shard),
-                finished,
-            )
+        return await write_in_parts(
+            self._worker,
+            self._message.group_id,
+            self._offsets,
+            lambda shard, part: self._operate(part, shard),
+            finished,
         )
 
-    def _response(
+    async def _response(
         self,
         checked: list[tuple[tuple[OffsetCommitRequestTopic, TopicImage | None], list[ErrorCode]]],
         codes: Iterator[ErrorCode],
-    ) -> Work[Message]:
-        rows = yield from each_of(
+    ) -> Message:
+        rows = await each_of(
             checked,
             lambda each: zip(each[0][0].partitions, each[1], strict=True),
             lambda _, asked: self._row(*asked, codes),
         )
-        topics = yield from in_pieces(
+        topics = await in_pieces(
             rows,
             lambda each: OffsetCommitResponseTopic(
                 name=each[0][0][0].name, topic_id=each[0][0][0].topic_id, partitions=each[1]
@@ -264,9 +263,9 @@ class _Commit:
 # OffsetDelete
 
 
-def handle_offset_delete(
+async def handle_offset_delete(
     worker: CoordinatesOffsets, request: Request, message: OffsetDeleteRequest
-) -> Work[Message | GroupResponse]:
+) -> Message | GroupResponse:
     if not message.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     image, client = worker.image, request.client.account
@@ -280,7 +279,7 @@ def handle_offset_delete(
         places.append((topic.name, row.partition_index))
         return ErrorCode.NONE
 
-    rows = yield from each_of(message.topics, lambda topic: topic.partitions, place)
+    rows = await each_of(message.topics, lambda topic: topic.partitions, place)
 
     def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
         if refused is not ErrorCode.NONE:
@@ -288,23 +287,21 @@ def handle_offset_delete(
             return OffsetDeleteResponse(error_code=refused)
         return _deleted(worker, rows, codes)
 
-    return (
-        yield from write_in_parts(
-            worker,
-            message.group_id,
-            places,
-            lambda shard, part: shard.delete_offsets(message.group_id, part, client),
-            finished,
-            even_without_rows=True,
-        )
+    return await write_in_parts(
+        worker,
+        message.group_id,
+        places,
+        lambda shard, part: shard.delete_offsets(message.group_id, part, client),
+        finished,
+        even_without_rows=True,
     )
 
 
-def _deleted(
+async def _deleted(
     worker: HasSlicer,
     checked: list[tuple[OffsetDeleteRequestTopic, list[ErrorCode]]],
     codes: Iterator[ErrorCode],
-) -> Work[Message]:
+) -> Message:
     def row(
         _: object, asked: tuple[OffsetDeleteRequestPartition, ErrorCode]
     ) -> OffsetDeleteResponsePartition:
@@ -312,10 +309,8 @@ def _deleted(
             partition_index=asked[0].partition_index, error_code=_code_of(asked[1], codes)
         )
 
-    rows = yield from each_of(
-        checked, lambda each: zip(each[0].partitions, each[1], strict=True), row
-    )
-    topics = yield from in_pieces(
+    rows = await each_of(checked, lambda each: zip(each[0].partitions, each[1], strict=True), row)
+    topics = await in_pieces(
         rows,
         lambda each: OffsetDeleteResponseTopic(name=each[0][0].name, partitions=each[1]),
     )
@@ -331,9 +326,9 @@ def _code_of(checked: ErrorCode, codes: Iterator[ErrorCode]) -> ErrorCode:
 # OffsetFetch
 
 
-def handle_offset_fetch(
+async def handle_offset_fetch(
     worker: CoordinatesOffsets, request: Request, message: OffsetFetchRequest
-) -> Work[OffsetFetchResponse]:
+) -> OffsetFetchResponse:
     """Return committed offsets, -1 where none is committed.
 
     Below the level of metadata.version that groups need, nothing is committed: consumers that
@@ -345,14 +340,14 @@ def handle_offset_fetch(
     shown = _Shown()
     try:
         if request.version < _FETCH_GROUPS_SINCE:
-            return (yield from _of_one_group(worker, request.version, message, shown))
+            return await _of_one_group(worker, request.version, message, shown)
         groups = []
         for number, group in enumerate(message.groups, 1):
             if group.topics is not None or shown.is_new(group.group_id):
-                of_group = yield from _of_group(worker, request.version, message, group, shown)
+                of_group = await _of_group(worker, request.version, message, group, shown)
                 groups.append(of_group)
             if number % PIECE_ROWS == 0 or len(group.group_id) > REMEMBERED_CHARACTERS:
-                yield
+                await pause()
         return OffsetFetchResponse(groups=groups)
     finally:
         worker.slicer.discard(shown.seen)
@@ -397,15 +392,15 @@ def _is_coordinator_of(worker: CoordinatesGroups, group_id: str, offsets: Commit
         return False
 
 
-def _of_one_group(
+async def _of_one_group(
     worker: CoordinatesOffsets, version: int, message: OffsetFetchRequest, shown: _Shown
-) -> Work[OffsetFetchResponse]:
+) -> OffsetFetchResponse:
     group_id, image = message.group_id, worker.image
     asked = message.topics
     try:
         offsets = _offsets(worker, group_id)
     except KafkaError as error:
-        return (yield from _refused(worker, version, asked or (), error.code))
+        return await _refused(worker, version, asked or (), error.code)
     if asked is None:
         asked = [
             OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
@@ -421,29 +416,29 @@ def _of_one_group(
         value = offsets.fetch(group_id, topic.name, index, topic_id)
         return _row(OffsetFetchResponsePartition, index, value)
 
-    rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    rows = await each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
         worker.slicer.discard(rows)
-        return (yield from _refused(worker, version, asked, ErrorCode.NOT_COORDINATOR))
-    topics = yield from in_pieces(
+        return await _refused(worker, version, asked, ErrorCode.NOT_COORDINATOR)
+    topics = await in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=_new(each[1]))
     )
     worker.slicer.discard(rows)
     return OffsetFetchResponse(topics=topics)
 
 
-def _refused(
+async def _refused(
     worker: HasSlicer, version: int, asked: Iterable[OffsetFetchRequestTopic], code: ErrorCode
-) -> Work[OffsetFetchResponse]:
+) -> OffsetFetchResponse:
     """Return the response with an error of the coordinator: in old versions, of each partition."""
     if version >= _FETCH_ERROR_SINCE:
         return OffsetFetchResponse(error_code=code)
-    rows = yield from each_of(
+    rows = await each_of(
         asked,
         lambda topic: topic.partition_indexes,
         lambda _, index: _row(OffsetFetchResponsePartition, index, None, code),
     )
-    topics = yield from in_pieces(
+    topics = await in_pieces(
         rows, lambda each: OffsetFetchResponseTopic(name=each[0].name, partitions=each[1])
     )
     worker.slicer.discard(rows)
@@ -455,13 +450,13 @@ def _new(rows: list[R | None]) -> list[R]:
     return [row for row in rows if row is not None]
 
 
-def _of_group(
+async def _of_group(
     worker: CoordinatesOffsets,
     version: int,
     message: OffsetFetchRequest,
     group: OffsetFetchRequestGroup,
     shown: _Shown,
-) -> Work[OffsetFetchResponseGroup]:
+) -> OffsetFetchResponseGroup:
     group_id, image = group.group_id, worker.image
     response = OffsetFetchResponseGroup(group_id=group_id)
     try:
@@ -498,14 +493,14 @@ def _of_group(
         value = offsets.fetch(group_id, name, index, topic_id)
         return _row(OffsetFetchResponsePartitions, index, value)
 
-    rows = yield from each_of(asked, lambda topic: topic.partition_indexes, found)
+    rows = await each_of(asked, lambda topic: topic.partition_indexes, found)
     if not _is_coordinator_of(worker, group_id, offsets):
         worker.slicer.discard(rows)
         response.error_code = ErrorCode.NOT_COORDINATOR
         return response
     for number, (topic, all_partitions) in enumerate(rows):
         if number % PIECE_ROWS == 0:
-            yield
+            await pause()
         partitions = _new(all_partitions)
         if is_all:
             partitions = [

@@ -19,7 +19,7 @@ from metaquorum.dataplane.coordinators.group.committed_offsets import piece_rows
 from metaquorum.dataplane.coordinators.group.group_shard import GroupShard
 from metaquorum.dataplane.coordinators.shard import Write
 from metaquorum.dataplane.handlers.groups.asking import Answer, GroupResponse, HasGroups, settled
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import pause
 from metaquorum.dataplane.worker.capabilities import HasClock, HasSlicer
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.schema.message import Message
@@ -64,7 +64,7 @@ class _Outcomes:
             yield from codes if isinstance(codes, list) else repeat(codes, rows)
 
 
-def write_in_parts(
+async def write_in_parts(
     worker: WritesInParts,
     group_id: str,
     rows: list[R],
@@ -73,7 +73,7 @@ def write_in_parts(
     *,
     even_without_rows: bool = False,
     part_rows: int | None = None,
-) -> Work[Message | GroupResponse]:
+) -> Message | GroupResponse:
     """Run the operation on parts of `rows`; return the response made of the error of each row.
 
     The caller must not use `rows` again: they are freed when the last part has begun.
@@ -83,17 +83,17 @@ def write_in_parts(
     given for an operation that does not write a record for each row.
     """
     if not rows and not even_without_rows:
-        return (yield from settled(finished(iter(()), ErrorCode.NONE)))
+        return await settled(finished(iter(()), ErrorCode.NONE))
     if part_rows is None and len(rows) * len(group_id.encode()) > MAX_ID_BYTES:
         code, count = ErrorCode.RECORD_LIST_TOO_LARGE, len(rows)
         worker.slicer.discard(rows)
-        return (yield from settled(finished(repeat(code, count), code)))
+        return await settled(finished(repeat(code, count), code))
     size = part_rows or piece_rows(group_id)
     begins = range(0, len(rows) or 1, size)
     outcomes = _Outcomes([min(size, len(rows) - begin) for begin in begins], finished)
     for number, begin in enumerate(begins):
         if number:
-            yield
+            await pause()
         part = rows[begin : begin + size]
         answered = partial(outcomes.answered, number)
         try:
@@ -102,7 +102,7 @@ def write_in_parts(
             answered(error.code)
     worker.slicer.discard(rows)
     response = outcomes.response
-    return (yield from settled(response.complete() if response.is_ready else response))
+    return await settled(response.complete() if response.is_ready else response)
 
 
 def _operate(operation: Operation[R], part: Sequence[R], shard: GroupShard) -> Write[Codes] | Codes:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum.dataplane.scheduling.time_slices import in_pieces
+from metaquorum.dataplane.scheduling.time_slices import in_pieces, pause
 from metaquorum.dataplane.worker.capabilities import AsksController, HasImage
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
@@ -49,19 +49,19 @@ async def handle_alter_client_quotas(
     named: Counter[Hashable] = Counter()
 
     try:
-        if any(await slicer.each(entries, _is_too_long)):
+        if any(await in_pieces(entries, _is_too_long)):
             errors = [TOO_MANY] * len(entries)
         else:
             for row, entry in enumerate(entries):
                 changes[row] = _change(entry)
                 named[_entity_of(changes[row])] += 1
                 errors.append(None)
-                await slicer.pause()
+                await pause()
             for row in range(len(entries)):
                 if named[_entity_of(changes[row])] > 1:
                     errors[row] = _TWICE
                     del changes[row]
-                await slicer.pause()
+                await pause()
             answers = await worker.controller_client.change_each(
                 CHANGE_QUOTAS,
                 list(changes.values()),
@@ -70,9 +70,9 @@ async def handle_alter_client_quotas(
             )
             for row, error in zip(changes, answers, strict=True):
                 errors[row] = error
-                await slicer.pause()
+                await pause()
         work = in_pieces(zip(entries, errors, strict=True), _altered)
-        return AlterClientQuotasResponse(entries=await slicer.do(work, len(entries)))
+        return AlterClientQuotasResponse(entries=await work)
     finally:
         slicer.discard(changes, named)
 

@@ -13,7 +13,7 @@ from metaquorum.dataplane.coordinators.group.group_coordinator import GroupCoord
 from metaquorum.dataplane.coordinators.transaction.transaction_coordinator import (
     TransactionCoordinator,
 )
-from metaquorum.dataplane.scheduling.time_slices import Work, pieces
+from metaquorum.dataplane.scheduling.time_slices import pause, pieces
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.describe_coordinator_memory import (
     DescribeCoordinatorMemoryRequest,
@@ -37,9 +37,9 @@ class HasCoordinators(Protocol):
     def transactions(self) -> TransactionCoordinator: ...
 
 
-def handle_describe_coordinator_memory(
+async def handle_describe_coordinator_memory(
     worker: HasCoordinators, request: Request, message: DescribeCoordinatorMemoryRequest
-) -> Work[DescribeCoordinatorMemoryResponse]:
+) -> DescribeCoordinatorMemoryResponse:
     groups, transactions = worker.groups, worker.transactions
     # Budgets, and what yields the names of a client, in pieces.
     named: dict[str, tuple[ClientBudget, Callable[[str], Iterator[list[str]]]]] = {
@@ -56,23 +56,23 @@ def handle_describe_coordinator_memory(
         response.error_message = f"there is no budget {message.budget!r:.80}"
         return response
     for budget, _ in named.values():
-        response.budgets.append((yield from _described(budget, message.most_used)))
+        response.budgets.append(await _described(budget, message.most_used))
     if message.client is not None and message.budget is not None:
         most = max(0, min(message.most_names, MAX_NAMES))
         for piece in named[message.budget][1](message.client):
             response.names += piece[: most - len(response.names)]
             if len(response.names) >= most:
                 break
-            yield
+            await pause()
     return response
 
 
-def _described(budget: ClientBudget, most_used: int) -> Work[DescribedBudget]:
+async def _described(budget: ClientBudget, most_used: int) -> DescribedBudget:
     most, found = max(0, min(most_used, MAX_CLIENTS)), list[ClientUse]()
     for piece in pieces(budget.clients()):
         uses = [budget.use_of(client) for client in piece]
         found = nlargest(most, found + uses, key=attrgetter("counted_bytes"))
-        yield
+        await pause()
     return DescribedBudget(
         name=budget.name,
         limit_bytes=budget.limit_bytes(),

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from metaquorum.dataplane.scheduling.time_slices import Work, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import in_pieces
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.create_acls import (
     AclCreationResult,
@@ -30,10 +30,10 @@ def handle_describe_acls(
     )
 
 
-def handle_create_acls(
+async def handle_create_acls(
     worker: object, request: Request, message: CreateAclsRequest
-) -> Work[CreateAclsResponse]:
-    results = yield from in_pieces(
+) -> CreateAclsResponse:
+    results = await in_pieces(
         message.creations,
         lambda _: AclCreationResult(
             error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
@@ -42,10 +42,10 @@ def handle_create_acls(
     return CreateAclsResponse(results=results)
 
 
-def handle_delete_acls(
+async def handle_delete_acls(
     worker: object, request: Request, message: DeleteAclsRequest
-) -> Work[DeleteAclsResponse]:
-    results = yield from in_pieces(
+) -> DeleteAclsResponse:
+    results = await in_pieces(
         message.filters,
         lambda _: DeleteAclsFilterResult(
             error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER

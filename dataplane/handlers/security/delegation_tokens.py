@@ -9,7 +9,7 @@ announced because tools take a cluster without them for Kafka 1.0.
 
 from typing import Final
 
-from metaquorum.dataplane.scheduling.time_slices import Work, pieces
+from metaquorum.dataplane.scheduling.time_slices import pause, pieces
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.quorum.rpc.methods import ANONYMOUS
 from metaquorum.wire.messages.create_delegation_token import (
@@ -44,15 +44,15 @@ def _refusal(request: Request) -> ErrorCode:
     return ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
 
 
-def handle_create_delegation_token(
+async def handle_create_delegation_token(
     worker: object, request: Request, message: CreateDelegationTokenRequest
-) -> Work[CreateDelegationTokenResponse]:
+) -> CreateDelegationTokenResponse:
     code = _refusal(request)
     if code is ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED:
         for renewers in pieces(message.renewers):
             if any(renewer.principal_type != _USER for renewer in renewers):
                 code = ErrorCode.INVALID_PRINCIPAL_TYPE
-            yield
+            await pause()
     requester_type, _, requester = request.client.principal.partition(":")
     owner_type, owner = message.owner_principal_type or _USER, message.owner_principal_name
     if not owner:

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
+from metaquorum.dataplane.scheduling.time_slices import TimeSlicer, in_pieces, pause, pieces
 from metaquorum.dataplane.worker.capabilities import AsksController, ReadsMetadata
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.metadata.records import ScramCredentialRecord
@@ -28,9 +28,9 @@ from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 ALTER_S: Final = 30.0
 
 
-def handle_describe_user_scram_credentials(
+async def handle_describe_user_scram_credentials(
     worker: ReadsMetadata, request: Request, message: DescribeUserScramCredentialsRequest
-) -> Work[DescribeUserScramCredentialsResponse]:
+) -> DescribeUserScramCredentialsResponse:
     """Describe the credentials of the named users; without names, of all users (KIP-554)."""
     known: dict[str, list[CredentialInfo]] = {}
     asked: Counter[str] = Counter()
@@ -40,10 +40,10 @@ def handle_describe_user_scram_credentials(
         info = CredentialInfo(mechanism=mechanism, iterations=record.iterations)
         known.setdefault(name, []).append(info)
 
-    yield from in_pieces(worker.image.scram.in_order(), know)
+    await in_pieces(worker.image.scram.in_order(), know)
     for users in pieces(message.users or ()):
         asked.update([user.name for user in users])
-        yield
+        await pause()
     if not asked:
         asked.update(known.keys())
 
@@ -65,7 +65,7 @@ def handle_describe_user_scram_credentials(
             result.credential_infos = known[name]
         return result
 
-    results = yield from in_pieces(asked, describe)
+    results = await in_pieces(asked, describe)
     worker.slicer.discard(known, asked)
     return DescribeUserScramCredentialsResponse(results=results)
 
@@ -74,8 +74,7 @@ async def handle_alter_user_scram_credentials(
     worker: AsksController, request: Request, message: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     slicer = worker.slicer
-    count = len(message.deletions) + len(message.upsertions)
-    changes = await slicer.do(_scram_changes(slicer, message), count)
+    changes = await _scram_changes(slicer, message)
     try:
         outcomes = await worker.controller_client.change_each(
             CHANGE_SCRAM_CREDENTIALS,
@@ -83,16 +82,15 @@ async def handle_alter_user_scram_credentials(
             lambda part: ChangeScramCredentials(request.context, part),
             timeout_s=ALTER_S,
         )
-        work = in_pieces(zip(changes, outcomes, strict=True), _scram_result)
-        results = await slicer.do(work, len(changes))
+        results = await in_pieces(zip(changes, outcomes, strict=True), _scram_result)
     finally:
         slicer.discard(changes)
     return AlterUserScramCredentialsResponse(results=results)
 
 
-def _scram_changes(
+async def _scram_changes(
     slicer: TimeSlicer, message: AlterUserScramCredentialsRequest
-) -> Work[list[UserScramChange]]:
+) -> list[UserScramChange]:
     deletions: dict[str, list[int]] = {}
     upsertions: dict[str, list[ScramUpsertion]] = {}
 
@@ -115,11 +113,11 @@ def _scram_changes(
                 name, tuple(deletions.get(name, ())), tuple(upsertions.get(name, ()))
             )
 
-    yield from in_pieces(message.deletions, delete)
-    yield from in_pieces(message.upsertions, upsert)
+    await in_pieces(message.deletions, delete)
+    await in_pieces(message.upsertions, upsert)
     changes: dict[str, UserScramChange] = {}
-    yield from in_pieces(deletions, change)
-    yield from in_pieces(upsertions, change)
+    await in_pieces(deletions, change)
+    await in_pieces(upsertions, change)
     in_order = list(changes.values())
     slicer.discard(deletions, upsertions, changes)
     return in_order

@@ -19,7 +19,7 @@ from metaquorum.dataplane.coordinators.transaction.transaction_shard import (
     Outcome,
 )
 from metaquorum.dataplane.network.client import NO_WORKER
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work, each_once, row_count
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, each_once, pause
 from metaquorum.dataplane.worker.capabilities import HasImage, HasSlicer
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
@@ -105,22 +105,22 @@ class _Begun(NamedTuple):
     code: ErrorCode | Asked[ErrorCode]
 
 
-def handle_add_partitions_to_txn(
+async def handle_add_partitions_to_txn(
     worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
-) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
+) -> AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]:
     if request.version < _BATCHED_SINCE:
-        return (yield from _add_to_one(worker, request, message))
+        return await _add_to_one(worker, request, message)
     if request.client.replica.worker_id == NO_WORKER:
         # A Kafka without an authorizer serves clients that choose the highest version.
-        return (yield from _add_to_each(worker, message.transactions, request.client.account))
+        return await _add_to_each(worker, message.transactions, request.client.account)
     return worker.transactions.add_partitions(message, request.client.account)
 
 
-def _add_to_one(
+async def _add_to_one(
     worker: CoordinatesTransactions, request: Request, message: AddPartitionsToTxnRequest
-) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
+) -> AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]:
     topics = message.v3_and_below_topics
-    begun = yield from _begin(
+    begun = await _begin(
         worker,
         message.v3_and_below_transactional_id,
         _new_tuple(
@@ -131,7 +131,7 @@ def _add_to_one(
     )
     if isinstance(begun.code, Asked):
         return _added_later(worker, topics, begun.code, request.version)
-    results = yield from _added(topics, begun.refused, fenced(begun.code, request.version))
+    results = await _added(topics, begun.refused, fenced(begun.code, request.version))
     worker.slicer.discard(begun.refused)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
@@ -142,20 +142,19 @@ async def _added_later(
     asked: Asked[ErrorCode],
     version: int,
 ) -> AddPartitionsToTxnResponse:
-    work = _added(topics, {}, fenced(await asked.wait(), version))
-    results = await worker.slicer.do(work, row_count(topics, _partitions_of))
+    results = await _added(topics, {}, fenced(await asked.wait(), version))
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
-def _add_to_each(
+async def _add_to_each(
     worker: CoordinatesTransactions,
     transactions: list[AddPartitionsToTxnTransaction],
     client: str,
-) -> Work[AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]]:
+) -> AddPartitionsToTxnResponse | Coroutine[Any, Any, AddPartitionsToTxnResponse]:
     all_begun: list[_Begun] = []
     waits = False
     for asked in transactions:
-        begun = yield from _begin(
+        begun = await _begin(
             worker,
             asked.transactional_id,
             Expected(asked.producer_id, asked.producer_epoch),
@@ -166,10 +165,10 @@ def _add_to_each(
         )
         all_begun.append(begun)
         waits |= isinstance(begun.code, Asked)
-        yield
+        await pause()
     if waits:
         return _added_to_each_later(worker, transactions, all_begun)
-    return (yield from _added_to_each(worker, transactions, all_begun))
+    return await _added_to_each(worker, transactions, all_begun)
 
 
 async def _added_to_each_later(
@@ -180,30 +179,30 @@ async def _added_to_each_later(
     for number, begun in enumerate(all_begun):
         if isinstance(begun.code, Asked):
             all_begun[number] = begun._replace(code=await begun.code.wait())
-            await worker.slicer.pause()
-    return await worker.slicer.finish(_added_to_each(worker, transactions, all_begun), 0)
+            await pause()
+    return await _added_to_each(worker, transactions, all_begun)
 
 
-def _added_to_each(
+async def _added_to_each(
     worker: CoordinatesTransactions,
     transactions: list[AddPartitionsToTxnTransaction],
     all_begun: list[_Begun],
-) -> Work[AddPartitionsToTxnResponse]:
+) -> AddPartitionsToTxnResponse:
     results: list[AddPartitionsToTxnResult] = []
     for asked, (refused, code) in zip(transactions, all_begun, strict=True):
         assert not isinstance(code, Asked)
-        rows = yield from _added(asked.topics, refused, code)
+        rows = await _added(asked.topics, refused, code)
         results.append(
             AddPartitionsToTxnResult(transactional_id=asked.transactional_id, topic_results=rows)
         )
         if refused:
             worker.slicer.discard(refused)
-        yield
+        await pause()
     worker.slicer.discard(all_begun)
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
-def _begin(
+async def _begin(
     worker: CoordinatesTransactions,
     transactional_id: str,
     producer: Expected,
@@ -212,7 +211,7 @@ def _begin(
     *,
     client_version: int = 0,
     verify_only: bool = False,
-) -> Work[_Begun]:
+) -> _Begun:
     """Begin to add the partitions for a client, or look whether the transaction has them.
 
     Nothing is added if one of them cannot be.
@@ -238,11 +237,11 @@ def _begin(
             left -= 1
             if not left:
                 left = PIECE_ROWS
-                yield
+                await pause()
         left -= 1
         if left <= 0:
             left = PIECE_ROWS
-            yield
+            await pause()
     code = None
     if not has_level(image, TRANSACTIONS_LEVEL):
         code, refused = ErrorCode.UNSUPPORTED_VERSION, {}
@@ -262,11 +261,11 @@ def _begin(
     )
 
 
-def _added(
+async def _added(
     topics: list[AddPartitionsToTxnTopic],
     refused: dict[tuple[str, int], ErrorCode],
     otherwise: ErrorCode,
-) -> Work[list[AddPartitionsToTxnTopicResult]]:
+) -> list[AddPartitionsToTxnTopicResult]:
     results: list[AddPartitionsToTxnTopicResult] = []
     left = PIECE_ROWS
     for topic in topics:
@@ -280,12 +279,12 @@ def _added(
             left -= 1
             if not left:
                 left = PIECE_ROWS
-                yield
+                await pause()
         results.append(AddPartitionsToTxnTopicResult(name=name, results_by_partition=rows))
         left -= 1
         if left <= 0:
             left = PIECE_ROWS
-            yield
+            await pause()
     return results
 
 
@@ -344,9 +343,9 @@ async def handle_describe_transactions(
 ) -> DescribeTransactionsResponse:
     response = DescribeTransactionsResponse()
     asked = message.transactional_ids
-    for transactional_id in await worker.slicer.do(each_once(asked), len(asked)):
+    for transactional_id in await each_once(asked):
         response.transaction_states.append(_described(worker, transactional_id))
-        await worker.slicer.pause()
+        await pause()
     return response
 
 
@@ -374,7 +373,7 @@ async def handle_remove_transactional_ids(
 ) -> RemoveTransactionalIdsResponse:
     response = RemoveTransactionalIdsResponse()
     asked, client = message.transactional_ids, request.client.account
-    ids = await worker.slicer.do(each_once(asked), len(asked))
+    ids = await each_once(asked)
     for at in range(0, len(ids), REMOVED_AT_ONCE):
         some = ids[at : at + REMOVED_AT_ONCE]
         removed = [worker.transactions.begin_remove(each, client) for each in some]
@@ -387,7 +386,7 @@ async def handle_remove_transactional_ids(
                     error_message=_NOT_REMOVED.get(code),
                 )
             )
-        await worker.slicer.pause()
+        await pause()
     return response
 
 

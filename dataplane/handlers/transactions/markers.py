@@ -22,7 +22,8 @@ from typing import Final, Protocol, TypeAlias
 from metaquorum.dataplane.log.segments.producers import NO_OFFSET, TransactionMarker
 from metaquorum.dataplane.network.client import NO_WORKER
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.worker.capabilities import HasImage, ReadsPartitions
+from metaquorum.dataplane.scheduling.time_slices import in_pieces, pause
+from metaquorum.dataplane.worker.capabilities import HasImage, HasPartitions
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
 from metaquorum.dataplane.worker.marker_writer import MarkerWriter
@@ -44,7 +45,7 @@ MAX_ROWS: Final = 1_000
 _Seen: TypeAlias = tuple[int, int, int]
 
 
-class WritesMarkers(HasImage, ReadsPartitions, Protocol):
+class WritesMarkers(HasImage, HasPartitions, Protocol):
     @property
     def marker_writer(self) -> MarkerWriter: ...
 
@@ -56,7 +57,7 @@ async def handle_write_txn_markers(
     worker: WritesMarkers, request: Request, message: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     if not has_level(worker.image, TRANSACTIONS_LEVEL):
-        return await _refuse(worker, message, ErrorCode.UNSUPPORTED_VERSION)
+        return await _refuse(message, ErrorCode.UNSUPPORTED_VERSION)
     if request.client.replica.worker_id != NO_WORKER:
         return await worker.marker_writer.write(message)
     return await _write_for_administrator(worker, message)
@@ -66,7 +67,7 @@ async def _write_for_administrator(
     worker: WritesMarkers, message: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     if _has_too_many_rows(message):
-        return await _refuse(worker, message, ErrorCode.INVALID_REQUEST)
+        return await _refuse(message, ErrorCode.INVALID_REQUEST)
     seen: dict[tuple[str, int, int], _Seen | None] = {}
     for marker in message.markers:
         for topic in marker.topics:
@@ -81,7 +82,7 @@ async def _write_for_administrator(
         producer_ids = {marker.producer_id for marker in message.markers}
         open_ = await worker.transaction_states.open_producers(producer_ids)
     except KafkaError as error:
-        return await _refuse(worker, message, error.code)
+        return await _refuse(message, error.code)
 
     def check(partition: Partition, marker: TransactionMarker) -> None:
         if marker.producer_id in open_:
@@ -140,17 +141,15 @@ def _look(partition: Partition, producer_id: int) -> _Seen | None:
     return entry.epoch, entry.transaction_first_offset, last_offset
 
 
-async def _refuse(
-    worker: ReadsPartitions, message: WriteTxnMarkersRequest, code: ErrorCode
-) -> WriteTxnMarkersResponse:
+async def _refuse(message: WriteTxnMarkersRequest, code: ErrorCode) -> WriteTxnMarkersResponse:
     """Return the same error for all partitions."""
     response = WriteTxnMarkersResponse()
     for marker in message.markers:
         of_marker = WritableTxnMarkerResult(producer_id=marker.producer_id)
         response.markers.append(of_marker)
-        await worker.slicer.pause()
+        await pause()
         for topic in marker.topics:
-            results = await worker.slicer.each(
+            results = await in_pieces(
                 topic.partition_indexes,
                 lambda index: WritableTxnMarkerPartitionResult(
                     partition_index=index, error_code=code
@@ -159,5 +158,5 @@ async def _refuse(
             of_marker.topics.append(
                 WritableTxnMarkerTopicResult(name=topic.name, partitions=results)
             )
-            await worker.slicer.pause()
+            await pause()
     return response

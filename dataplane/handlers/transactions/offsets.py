@@ -40,7 +40,7 @@ from metaquorum.dataplane.handlers.produce_transactions import (
 from metaquorum.dataplane.log.segments.producers import ProducerStateTable
 from metaquorum.dataplane.log.segments.verification import NOT_REQUIRED, Verification
 from metaquorum.dataplane.quotas.producer_admission import UnknownProducerIdError
-from metaquorum.dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from metaquorum.dataplane.scheduling.time_slices import Steps, each_of, in_pieces
 from metaquorum.dataplane.worker.capabilities import HasQuotas
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.dataplane.worker.feature_levels import has_level
@@ -83,9 +83,9 @@ async def handle_txn_offset_commit(
     worker: CommitsInTransactions, request: Request, message: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     commit = _Commit(worker, request, message)
-    checked = await worker.slicer.finish(commit.checked(), 0)
+    checked = await commit.checked()
     if not commit.offsets:
-        return await worker.slicer.finish(commit.response(checked, iter(())), 0)
+        return await commit.response(checked, iter(()))
     try:
         return await _verify_and_commit(worker, commit, checked)
     finally:
@@ -101,14 +101,14 @@ async def _verify_and_commit(
     except KafkaError as error:
         refused = [error.code] * len(commit.offsets)
         worker.slicer.discard(commit.offsets)
-        return await worker.slicer.finish(commit.response(checked, iter(refused)), 0)
-    answer = await worker.slicer.finish(commit.written(checked, producer), 0)
+        return await commit.response(checked, iter(refused))
+    answer = await commit.written(checked, producer)
     if isinstance(answer, GroupResponse):
         ready = trio.Event()
         answer.on_ready(ready.set)
         await ready.wait()
         done = answer.complete()
-        answer = done if isinstance(done, Message) else await worker.slicer.finish(done, 0)
+        answer = done if isinstance(done, Message) else await done
     assert isinstance(answer, TxnOffsetCommitResponse)
     return answer
 
@@ -127,7 +127,7 @@ class _Commit:
         # The verification in progress, and the producers of the group's partition.
         self._verification: tuple[ProducerStateTable, Verification] | None = None
 
-    def checked(self) -> Work[_Checked]:
+    def checked(self) -> Steps[_Checked]:
         """Collect the offsets of known partitions; return the errors of all rows."""
         image = self._worker.image
         is_supported = has_level(image, TRANSACTIONS_LEVEL)
@@ -244,7 +244,7 @@ class _Commit:
         )
         return codes[place]
 
-    def written(self, checked: _Checked, producer: TransactionOf) -> Work[Message | GroupResponse]:
+    def written(self, checked: _Checked, producer: TransactionOf) -> Steps[Message | GroupResponse]:
         def finished(codes: Iterator[ErrorCode], refused: ErrorCode) -> Answer:
             return self.response(checked, codes)
 
@@ -274,9 +274,9 @@ class _Commit:
             ),
         )
 
-    def response(
+    async def response(
         self, checked: _Checked, codes: Iterator[ErrorCode]
-    ) -> Work[TxnOffsetCommitResponse]:
+    ) -> TxnOffsetCommitResponse:
         """Return the response; `codes`: errors of the rows without an error of their own."""
 
         def row(
@@ -289,10 +289,10 @@ class _Commit:
                 partition_index=partition.partition_index, error_code=code
             )
 
-        rows = yield from each_of(
+        rows = await each_of(
             checked, lambda each: zip(each[0].partitions, each[1], strict=True), row
         )
-        topics = yield from in_pieces(
+        topics = await in_pieces(
             rows,
             lambda each: TxnOffsetCommitResponseTopic(name=each[0][0].name, partitions=each[1]),
         )

@@ -20,7 +20,7 @@ from metaquorum.dataplane.coordinators.hosted_shard import HostedShard, PendingB
 from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
 from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
 from metaquorum.dataplane.partition.partition import Partition
-from metaquorum.dataplane.scheduling.time_slices import Work
+from metaquorum.dataplane.scheduling.time_slices import pause
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.batches import parse_header
 from metaquorum.wire.records.records import Codec, Record, encode_batch
@@ -77,9 +77,9 @@ class Register:
     def refused(self, records: Sequence[CoordinatorRecord], now: float) -> None:
         self.refused_records += records
 
-    def restore(self, now: float) -> Work[None]:
+    async def restore(self, now: float) -> None:
         self.is_restored = True
-        yield
+        await pause()
 
     def loaded(self, now: float, now_ms: int) -> None:
         self.is_loaded = True
@@ -88,8 +88,8 @@ class Register:
         self.next_due = inf
         return self.due_records
 
-    def unload(self) -> Work[None]:
-        yield
+    async def unload(self) -> None:
+        await pause()
         self.is_unloaded = True
 
 

@@ -12,7 +12,7 @@ from metaquorum.dataplane.coordinators.loading import ShardLoader, read_chunk
 from metaquorum.dataplane.coordinators.runtime import CoordinatorRuntime
 from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, TransactionOf, Write
 from metaquorum.dataplane.log.segments.producers import TransactionMarker
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Work
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, Steps, pause
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.records import Record, encode_batch
 from tests.dataplane.coordinators.test_runtime import (
@@ -24,6 +24,7 @@ from tests.dataplane.coordinators.test_runtime import (
 )
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import Simulated, append_unvalidated, simulated
+from tests.dataplane.stepped import stepped
 
 
 class Transactions(Register):
@@ -41,21 +42,21 @@ class Transactions(Register):
 
     def replay_transactional(
         self, record: CoordinatorRecord, producer_id: int, now: float
-    ) -> Work[None] | None:
+    ) -> Steps[None] | None:
         if self.is_loaded:
             self.in_flight -= 1
         self.open.setdefault(producer_id, []).append(record)
         return None
 
-    def replay_marker(self, marker: TransactionMarker, now: float) -> Work[None] | None:
+    def replay_marker(self, marker: TransactionMarker, now: float) -> Steps[None] | None:
         records = self.open.pop(marker.producer_id, [])
         return self._end(marker, records) if records else None
 
-    def _end(self, marker: TransactionMarker, records: list[CoordinatorRecord]) -> Work[None]:
+    async def _end(self, marker: TransactionMarker, records: list[CoordinatorRecord]) -> None:
         for record in records:
             if marker.is_commit:
                 self.values[record.key] = record.value or b""
-            yield
+            await pause()
         self.ended.append(marker)
 
 
@@ -255,7 +256,7 @@ def test_markers_are_loaded_in_pieces() -> None:
         hosted = HostedShard(partition, Transactions(0))
         loader = ShardLoader(node.worker, node.worker.partition_failed, hosted, 1 << 20)
         chunk = await read_chunk(log, node.worker.disk, 0, count, 1 << 30)
-        assert len(list(loader._replayed(chunk))) >= 8
+        assert len(list(stepped(loader._replayed(chunk)))) >= 8
 
     simulated(scenario)
 

@@ -20,7 +20,7 @@ from metaquorum.dataplane.fetch.sessions import (
 from metaquorum.dataplane.handlers.fetch.handler import handle_fetch
 from metaquorum.dataplane.network.client import Client
 from metaquorum.dataplane.partition.waiting import FetchWaiter
-from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.scheduling.time_slices import at_once, step
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.delete_topics import DeleteTopicsRequest
 from metaquorum.wire.messages.fetch import (
@@ -434,14 +434,11 @@ def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) 
                 {(gone, 0): 0} | {("t", index): 0 for index in range(MANY)}, session_id, epoch
             )
             left = pieces
-            try:
-                while True:
-                    next(work)
-                    left -= 1
-                    if not left:
-                        assert await other.delete(gone) == 0
-            except StopIteration as done:
-                answer = done.value
+            while (done := step(work)) is None:
+                left -= 1
+                if not left:
+                    assert await other.delete(gone) == 0
+            (answer,) = done
             if is_over := left > 0:
                 assert await other.delete(gone) == 0
             after = fetch({}, answer.session_id, epoch + 1)
@@ -482,7 +479,7 @@ def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: i
         session.session_id = first.session_id
         overtaken = fetch({}, {}, 1)
         for _ in range(piece):
-            next(overtaken)
+            step(overtaken)
         answer = at_once(fetch({}, {("t", index): 0 for index in (0, 70, 129)}, 2))
         assert rows(answer) == {*every} - {0, 70, 129}
         assert at_once(overtaken).error_code == WRONG_EPOCH
@@ -574,7 +571,7 @@ def test_a_session_that_is_closed_between_pieces_is_gone_and_counts_no_more(piec
     )
     work = cache.use_in_pieces(message, 1, has_topic_ids=False)
     for _ in range(pieces):
-        next(work)
+        step(work)
     cache.close(session.id)
     with pytest.raises(KafkaError) as refused:
         at_once(work)
@@ -595,7 +592,7 @@ def test_whoever_is_overtaken_while_it_changes_a_session_changes_no_more(pieces:
     )
     overtaken = cache.use_in_pieces(message, 1, has_topic_ids=False)
     for _ in range(pieces):
-        next(overtaken)
+        step(overtaken)
     use(cache, session, 2)
     count = cache.partition_count
     with pytest.raises(KafkaError) as refused:

@@ -11,7 +11,7 @@ from metaquorum.dataplane.fetch.reader import FetchReader
 from metaquorum.dataplane.handlers import offsets
 from metaquorum.dataplane.handlers.fetch.handler import handle_fetch
 from metaquorum.dataplane.network.client import Client
-from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, at_once
+from metaquorum.dataplane.scheduling.time_slices import PIECE_ROWS, at_once, step
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.fetch import FetchRequest
 from metaquorum.wire.messages.list_offsets import (
@@ -466,7 +466,7 @@ async def test_a_fetch_that_ends_half_way_leaves_its_rows_to_its_message(tmp_pat
         message = fetch_message({"t": [(index, 0) for index in range(MANY)]})
         work = _handled(served, message)
         for _ in range(10):
-            next(work)
+            step(work)
         work.close()
         left = len(message.topics[0].partitions)
         assert MANY - 11 * PIECE_ROWS <= left < MANY
@@ -480,9 +480,9 @@ async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: 
         rows = [(i, 0) for i in range(MANY)]
         work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
         while not served.worker.replica_manager.by_name("t", 0).waiters:
-            next(work)
+            step(work)
         for _ in range(3):
-            next(work)  # the partition was read and had no records
+            step(work)  # the partition was read and had no records
         await client.produce("t", batch_of(b"x"))
         poll = at_once(work)
         assert poll.is_ready
@@ -526,7 +526,7 @@ async def test_a_fetch_that_is_dropped_between_two_pieces_watches_nothing(tmp_pa
         work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
         partition = served.worker.replica_manager.by_name("t", 0)
         while not partition.waiters:
-            next(work)
+            step(work)
         work.close()
         assert not partition.waiters
         assert not served.worker.long_polls

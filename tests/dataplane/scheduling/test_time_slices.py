@@ -1,6 +1,7 @@
 """Long work in time slices: a clock that the test plays measures the slices."""
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from metaquorum.dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     SLICE_CPU_S,
     UNDER_WAY_BYTES,
+    Steps,
     TimeSlicer,
-    Work,
     at_once,
     emptied,
     emptied_message,
     in_pieces,
+    pause,
     rows_within,
+    step,
 )
 from metaquorum.metadata.image import PartitionImage, TopicImage
 from metaquorum.wire.messages.add_partitions_to_txn import (
@@ -31,6 +34,7 @@ from metaquorum.wire.messages.add_partitions_to_txn import (
 from metaquorum.wire.primitives.frozen import frozen
 from metaquorum.wire.schema.message import Struct, array, int32
 from tests.dataplane.serving import batch_of, in_trio, serving
+from tests.dataplane.stepped import stepped
 
 LOOKS_PER_SLICE = 10
 
@@ -47,10 +51,10 @@ class Setting:
         self.looks += 1
         return self.looks * SLICE_CPU_S / LOOKS_PER_SLICE
 
-    def work(self, name: str, pieces: int) -> Work[str]:
+    async def work(self, name: str, pieces: int) -> str:
         for _ in range(pieces):
             self.told.append(name)
-            yield
+            await pause()
         return name
 
     async def finish(self, name: str, pieces: int, size_bytes: int = 1) -> None:
@@ -71,7 +75,7 @@ def test_a_slice_ends_by_the_time_it_has_taken() -> None:
 
 def test_rows_are_worked_on_in_pieces_and_in_order() -> None:
     work = in_pieces(range(10), str, piece_rows=3)
-    assert [next(work) for _ in range(3)] == [None] * 3
+    assert [step(work) for _ in range(3)] == [None] * 3
     assert at_once(in_pieces(range(10), str, piece_rows=3)) == [str(n) for n in range(10)]
     work.close()
 
@@ -134,11 +138,11 @@ def leaves(count: int) -> list[Leaf]:
     return [Leaf(number=number) for number in range(count)]
 
 
-def most_freed_at_once(work: Work[None]) -> int:
+def most_freed_at_once(work: Steps[None]) -> int:
     """Run the work. Return the largest number of leaves that it freed in one piece."""
     largest = 0
     freed.clear()
-    for _ in work:
+    for _ in stepped(work):
         largest = max(largest, len(freed))
         freed.clear()
     return max(largest, len(freed))
@@ -159,7 +163,7 @@ def test_topics_of_the_metadata_image_are_not_counted() -> None:
     partition = PartitionImage((1, 2), (1, 2), 1, 0, 0)
     topics = [TopicImage(f"t{n}", bytes(16), (partition,) * 100) for n in range(FORGOTTEN_ROWS)]
     assert rows_within(topics) == 0
-    assert len(list(emptied(topics * 4))) <= 4 + 1
+    assert len(list(stepped(emptied(topics * 4)))) <= 4 + 1
 
 
 def test_a_message_in_a_tuple_is_not_counted() -> None:
@@ -181,7 +185,7 @@ def test_a_message_is_emptied_in_pieces_of_its_rows_at_all_depths(shape: tuple[i
 
 def test_a_message_with_few_rows_is_left_to_its_last_reference() -> None:
     tree = Tree(branches=[Branch(leaves=leaves(30)) for _ in range(30)])
-    assert not list(emptied_message(tree))
+    assert not list(stepped(emptied_message(tree)))
     assert len(tree.branches) == 30
 
 
@@ -301,9 +305,9 @@ async def test_an_answer_does_not_wait_for_room_that_a_large_request_has() -> No
 async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) -> None:
     setting = Setting(under_way_bytes=100)
 
-    def endless() -> Work[None]:
+    async def endless() -> None:
         while True:
-            yield
+            await pause()
 
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
@@ -321,9 +325,9 @@ async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_p
     """A producer without a response would resend appended records; others may run forever."""
     batch = batch_of(bytes(UNDER_WAY_BYTES))
 
-    def endless() -> Work[None]:
+    async def endless() -> None:
         while True:
-            yield
+            await pause()
 
     async with serving(tmp_path) as served, trio.open_nursery() as nursery:
         client = await served.connect()
@@ -332,3 +336,121 @@ async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_p
         row = await client.produce("t", batch)
         assert row.base_offset == 0
         nursery.cancel_scope.cancel()
+
+
+# Where a coroutine runs
+
+
+async def paused(times: int, told: list[int]) -> str:
+    for number in range(times):
+        told.append(number)
+        await pause()
+    return "done"
+
+
+@in_trio
+async def test_a_pause_in_a_task_without_a_slicer_lets_others_run() -> None:
+    told: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(paused, 100, told)
+        assert await paused(10, []) == "done"
+        assert 0 < len(told) < 100
+
+
+@in_trio
+async def test_a_pause_in_a_task_waits_for_a_turn_once_the_slice_is_over() -> None:
+    setting = Setting()
+    setting.slicer.slice_this_task()
+    told: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(paused, 10 * LOOKS_PER_SLICE, told)
+        while not told:
+            await trio.lowlevel.checkpoint()
+        assert 1 < len(told) <= LOOKS_PER_SLICE + 1
+
+
+@in_trio
+async def test_a_coroutine_that_was_stepped_goes_on_in_a_task_and_may_wait_there() -> None:
+    setting, told, event = Setting(), list[int](), trio.Event()
+
+    async def both() -> str:
+        await paused(3, told)
+        await event.wait()
+        return await paused(2, told)
+
+    work = both()
+    assert step(work) is None
+    assert told == [0]
+    async with trio.open_nursery() as nursery:
+
+        async def wake() -> None:
+            while len(told) < 3:
+                await trio.lowlevel.checkpoint()
+            event.set()
+
+        nursery.start_soon(wake)
+        assert await setting.slicer.finish(work, 1) == "done"
+    assert told == [0, 1, 2, 0, 1]
+
+
+def test_a_coroutine_that_waits_while_it_is_stepped_is_refused_and_closed() -> None:
+    told: list[str] = []
+
+    @types.coroutine
+    def trap() -> Iterator[str]:
+        yield "a wait of trio"
+
+    async def waits() -> None:
+        try:
+            await trap()
+        finally:
+            told.append("closed")
+
+    for drive in (step, at_once, TimeSlicer(Setting().cpu_s).run):
+        with pytest.raises(RuntimeError, match=r"waits.*has to be awaited in a task.*trio"):
+            drive(waits())
+    assert told == ["closed"] * 3
+    assert at_once(paused(2, [])) == "done"  # the flag of steps is as before
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+@in_trio
+async def test_work_that_is_cancelled_in_its_turn_is_cancelled_where_it_pauses(
+    is_stepped: bool,
+) -> None:
+    setting, told = Setting(), list[str]()
+
+    async def endless() -> None:
+        try:
+            while True:
+                await pause()
+        except trio.Cancelled:
+            told.append("cancelled")
+            raise
+
+    work = endless()
+    if is_stepped:
+        step(work)
+    with trio.move_on_after(0.01) as scope:
+        await setting.slicer.finish(work, 1)
+    assert scope.cancelled_caught
+    assert told == ["cancelled"]
+
+
+@in_trio
+async def test_short_work_is_stepped_within_a_task_that_pauses() -> None:
+    async def outer() -> list[str]:
+        found = [at_once(paused(3, []))]
+        await pause()
+        found.append(await paused(1, []))
+        return found
+
+    assert await outer() == ["done", "done"]
+    assert at_once(outer()) == ["done", "done"]
+
+
+def test_work_in_the_background_is_dropped_when_the_node_ends() -> None:
+    slicer = TimeSlicer(Setting().cpu_s, call_after=lambda _, call: None)
+    slicer.finish_in_background(paused(1, []))
+    slicer.close()
+    assert not slicer.has_background_work

@@ -300,8 +300,8 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (
             "configs",
-            "result = yield from _describe(worker,",
-            "result = yield from elsewhere(worker,",
+            "result = await _describe(worker,",
+            "result = await elsewhere(worker,",
             f"{HANDLERS}.configs.handle_describe_configs gives its worker to .elsewhere",
         ),
         (

@@ -29,6 +29,7 @@ from metaquorum.dataplane.coordinators.group.record_formats import (
 )
 from metaquorum.dataplane.scheduling.time_slices import FORGOTTEN_ROWS
 from metaquorum.wire.primitives.types import ZERO_UUID
+from tests.dataplane.stepped import stepped
 from tests.examples import examples
 
 FIRST_ID, SECOND_ID = b"\1" * 16, b"\2" * 16
@@ -381,7 +382,7 @@ def test_offsets_are_freed_in_short_pieces(groups: int, topics: int, partitions:
         offsets.replay(OffsetKey(f"g{group}", f"t{topic}", partition), value())
     gc.collect()
     blocks, steps = sys.getallocatedblocks(), 0
-    for _ in offsets.emptied():
+    for _ in stepped(offsets.emptied()):
         left = sys.getallocatedblocks()
         assert blocks - left < 6 * FORGOTTEN_ROWS
         blocks = left

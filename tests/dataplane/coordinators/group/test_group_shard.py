@@ -31,6 +31,7 @@ from metaquorum.dataplane.coordinators.shard import CoordinatorRecord, Write
 from metaquorum.dataplane.scheduling.time_slices import at_once
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.coordinators.group.coordinator import GROUP, Answers, Coordinator
+from tests.dataplane.stepped import stepped
 
 MINUTE_MS = 60_000
 DAY_S = 86_400
@@ -662,11 +663,11 @@ def test_groups_are_restored_and_closed_one_by_one() -> None:
     coordinator = Coordinator()
     recorded(coordinator, 10)
     shard = replayed(coordinator)
-    counts = [len(shard.groups) for _ in shard.restore(coordinator.now)]
+    counts = [len(shard.groups) for _ in stepped(shard.restore(coordinator.now))]
     assert counts[:10] == list(range(1, 11))
     assert list(shard.groups) == [f"group-{number}" for number in range(10)]
     shard.loaded(coordinator.now, coordinator.now_ms)
-    counts = [len(shard.groups) for _ in shard.unload()]
+    counts = [len(shard.groups) for _ in stepped(shard.unload())]
     assert counts[:10] == list(reversed(range(10)))
     assert shard.next_due == inf
     assert coordinator.budget.used_bytes == 0

@@ -27,6 +27,7 @@ from metaquorum.dataplane.coordinators.group.transactional_offsets import (
 )
 from metaquorum.dataplane.scheduling.time_slices import at_once
 from metaquorum.wire.primitives.types import ZERO_UUID
+from tests.dataplane.stepped import stepped
 from tests.examples import examples
 
 KEY = OffsetKey("g", "t", 0)
@@ -206,7 +207,7 @@ def test_a_long_transaction_ends_in_short_pieces() -> None:
         offsets.replay_transactional(key, value(), 1)
     work = offsets.replay_marker(1, is_commit=True)
     assert work is not None
-    for step, _ in enumerate(work, 1):
+    for step, _ in enumerate(stepped(work), 1):
         assert offsets.offset_count == step * ENDED_AT_ONCE
         assert offsets.transactional.count == len(keys) - step * ENDED_AT_ONCE
     assert offsets.offset_count == len(keys)
@@ -246,6 +247,6 @@ def test_all_is_freed() -> None:
     offsets = CommittedOffsets(unlimited())
     for partition in range(5000):
         offsets.replay_transactional(KEY._replace(partition=partition), value(), partition % 3)
-    assert len(list(offsets.emptied())) > 3
+    assert len(list(stepped(offsets.emptied()))) > 3
     assert not offsets.has_group("g")
     assert not offsets._budget.used_bytes

@@ -5,7 +5,7 @@ import trio
 
 from metaquorum.dataplane.handlers.groups.admin import handle_list_groups
 from metaquorum.dataplane.network.client import Client
-from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.scheduling.time_slices import at_once, step
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.delete_groups import DeleteGroupsRequest
 from metaquorum.wire.messages.describe_groups import DescribeGroupsRequest
@@ -93,7 +93,7 @@ def test_groups_are_not_listed_by_a_coordinator_that_has_ended_meanwhile() -> No
         await client.stable()
         request = Request(5, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
         work = handle_list_groups(node.worker, request, ListGroupsRequest())
-        next(work)
+        step(work)
         node.worker.groups.close()
         assert at_once(work).groups == []
 

@@ -7,7 +7,7 @@ import pytest
 from metaquorum.dataplane.coordinators.group import committed_offsets
 from metaquorum.dataplane.handlers.groups.offsets import handle_offset_fetch
 from metaquorum.dataplane.network.client import Client
-from metaquorum.dataplane.scheduling.time_slices import at_once
+from metaquorum.dataplane.scheduling.time_slices import at_once, step
 from metaquorum.dataplane.worker.context import Request
 from metaquorum.wire.messages.leave_group import MemberIdentity
 from metaquorum.wire.messages.offset_delete import (
@@ -197,7 +197,7 @@ def test_a_fetch_is_not_answered_from_a_coordinator_that_has_ended_meanwhile(ver
             asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
         request = Request(version, "c", Client(("10.0.0.1", 1), "PLAINTEXT"))
         work = handle_offset_fetch(node.worker, request, asked)
-        next(work)
+        step(work)
         node.worker.groups.close()
         answer = at_once(work)
         if version == 1:
