@@ -15,7 +15,7 @@ A large frame is decoded in slices. The response of a coroutine that did not end
 is encoded in slices.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -216,7 +216,7 @@ class Route:
 class _PendingRequest:
     """A request without a response so far."""
 
-    __slots__ = ("correlation_id", "message", "request", "route", "size_bytes")
+    __slots__ = ("correlation_id", "is_in_task", "message", "request", "route", "size_bytes")
 
     def __init__(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int
@@ -226,29 +226,7 @@ class _PendingRequest:
         self.correlation_id = correlation_id
         self.message: Message | None = None  # set if it is large, to free it in slices
         self.size_bytes = size_bytes  # frame size; the frame may be freed earlier
-
-
-class _TaskReply(PendingReply):
-    """The reply to a request whose coroutine is finished by the task of its connection."""
-
-    __slots__ = ("_asked", "_dispatcher", "_is_begun", "_work")
-
-    def __init__(
-        self, dispatcher: "Dispatcher", asked: _PendingRequest, work: Steps[Any], *, is_begun: bool
-    ) -> None:
-        """`is_begun`: `work` was stepped, and its slice has ended."""
-        self._dispatcher = dispatcher
-        self._asked = asked
-        self._work = work
-        self._is_begun = is_begun
-
-    def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
-        finish = self._dispatcher.finish(self._asked, self._work, is_begun=self._is_begun)
-        return (yield from finish.__await__())
-
-    def close(self) -> None:
-        self._work.close()
-        self._dispatcher.discard(self._asked)
+        self.is_in_task = False
 
 
 class Dispatcher:
@@ -289,7 +267,7 @@ class Dispatcher:
             work = self._decode_and_handle(asked, frame, body)
             done = step(work)
             if done is None:
-                return _TaskReply(self, asked, work, is_begun=True)
+                return self._in_task(asked, work, is_begun=True)
             return self._reply_to(asked, done[0])
         # Bytes after the message are ignored, as in Kafka: librdkafka appends three bytes to "all
         # topics" in a flexible Metadata request (its issue 5049).
@@ -340,23 +318,30 @@ class Dispatcher:
     async def _decode_and_handle(
         self, asked: _PendingRequest, frame: memoryview, body: int
     ) -> Handled | Steps[Handled]:
-        """Decode the message in pieces, call the handler and return its result."""
+        """Decode the message in pieces, call the handler and return its result.
+
+        In a task, a coroutine that does not wait is part of the work for which memory is reserved.
+        """
         message, _ = await sliced(asked.route.decode_in_pieces(frame, body))
         asked.message = message
-        return asked.route.handler(self._worker, asked.request, message)
+        handled = asked.route.handler(self._worker, asked.request, message)
+        if asked.is_in_task and type(handled) is CoroutineType and not asked.route.waits:
+            result: Handled = await handled
+            return result
+        return handled
 
     def _reply_to(
         self, asked: _PendingRequest, handled: Handled | Steps[Handled]
     ) -> Reply | PendingReply | DelayedReply:
         if type(handled) is CoroutineType:
             if asked.route.waits:
-                return _TaskReply(self, asked, handled, is_begun=False)
+                return self._in_task(asked, handled, is_begun=False)
             done = self._slicer.run(handled)
             if done is None:
-                return _TaskReply(self, asked, handled, is_begun=True)
+                return self._in_task(asked, handled, is_begun=True)
             handled = done[0]
             if type(handled) is CoroutineType:
-                return _TaskReply(self, asked, handled, is_begun=False)
+                return self._in_task(asked, handled, is_begun=False)
         if isinstance(handled, DelayedResponse):
             return self._delayed(asked, handled)
         answer = cast(Answer, handled)
@@ -370,7 +355,7 @@ class Dispatcher:
         The request may have the size of the largest frame, and no limit counts it any longer.
         """
         if delayed.may_outlast_idle:
-            self.discard(asked)
+            self._discard(asked)
         return DelayedReply(delayed, partial(self._reply_to_given, asked))
 
     def _reply_to_given(
@@ -380,16 +365,25 @@ class Dispatcher:
         if type(given) is CoroutineType:
             done = self._slicer.run(given)
             if done is None:
-                return _TaskReply(self, asked, given, is_begun=True)
+                return self._in_task(asked, given, is_begun=True)
             given = done[0]
         reply = self._reply_to(asked, cast(Answer, given))
         assert not isinstance(reply, DelayedReply)
         return reply
 
-    async def finish(
+    def _in_task(self, asked: _PendingRequest, work: Steps[Any], *, is_begun: bool) -> PendingReply:
+        """Return the reply that the connection's task makes; `is_begun`: `work` has paused."""
+
+        def closed() -> None:
+            work.close()
+            self._discard(asked)
+
+        return PendingReply(self._finish(asked, work, is_begun=is_begun), closed)
+
+    async def _finish(
         self, asked: _PendingRequest, work: Steps[Any], *, is_begun: bool
     ) -> Reply | DelayedReply:
-        """Return the reply to a request; called by the task of its connection."""
+        asked.is_in_task = True
         try:
             if is_begun:
                 is_done, result = await self._slicer.finish(
@@ -409,19 +403,17 @@ class Dispatcher:
             return await self._reply_in_pieces(asked, result)
         except BaseException:
             work.close()
-            self.discard(asked)
+            self._discard(asked)
             raise
 
     async def _continue(self, asked: _PendingRequest, work: Steps[Any]) -> tuple[bool, Any]:
         """Continue stepped work. Return the reply, and whether it is that: or what to wait for."""
         result = await continued(work)
-        if type(result) is CoroutineType and not asked.route.waits:
-            result = await result
         if type(result) is CoroutineType or isinstance(result, DelayedResponse):
             return False, result
         return True, await self._reply_in_pieces(asked, result)
 
-    def discard(self, asked: _PendingRequest) -> None:
+    def _discard(self, asked: _PendingRequest) -> None:
         """Free the message of a request that is not answered; in slices if it is large."""
         if (message := asked.message) is not None:
             asked.message = None

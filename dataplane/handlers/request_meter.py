@@ -7,9 +7,9 @@ A timed request also counts for those before it that were not: sums and quantile
 average.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from metaquorum.dataplane.instruments.histogram import Histogram
 from metaquorum.dataplane.network.client import Client
@@ -104,9 +104,7 @@ class RequestMeter:
         weight = 1 + counter.granted
         self._grant(counter, weight, now)
         counter.local.record(now - began, now, weight)
-        if isinstance(reply, PendingReply):
-            return _MeteredReply(reply, self, counter, weight, began, now)
-        if isinstance(reply, DelayedReply):
+        if isinstance(reply, PendingReply | DelayedReply):
             reply.on_complete(partial(self.ended, counter, weight, began, now))
             return reply
         counter.times.record(now - began, now, weight)
@@ -144,38 +142,3 @@ class RequestMeter:
         now = self._monotonic()
         counter.times.record(now - began, now, weight)
         counter.remote.record(now - waited_from, now, weight)
-
-
-class _MeteredReply(PendingReply):
-    __slots__ = ("_began", "_counter", "_meter", "_reply", "_waited_from", "_weight")
-
-    def __init__(
-        self,
-        reply: PendingReply,
-        meter: RequestMeter,
-        counter: RequestCounter,
-        weight: int,
-        began: float,
-        waited_from: float,
-    ) -> None:
-        self._reply = reply
-        self._weight = weight
-        self._meter = meter
-        self._counter = counter
-        self._waited_from = waited_from
-        self._began = began
-
-    def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
-        reply = yield from self._reply.__await__()
-        if isinstance(reply, DelayedReply):
-            reply.on_complete(
-                partial(
-                    self._meter.ended, self._counter, self._weight, self._began, self._waited_from
-                )
-            )
-            return reply
-        self._meter.ended(self._counter, self._weight, self._began, self._waited_from)
-        return reply
-
-    def close(self) -> None:
-        self._reply.close()

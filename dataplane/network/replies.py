@@ -14,35 +14,35 @@ Reply: TypeAlias = bytes | Parts | None
 class PendingReply:
     """A coroutine that returns a reply or a `DelayedReply`; await it, or call `close`."""
 
-    __slots__ = ("_answer", "_reply_of")
+    __slots__ = ("_closed", "_on_complete", "_work")
 
-    def __init__(self, answer: Coroutine[Any, Any, Any], reply_of: Callable[[Any], Reply]) -> None:
-        self._answer = answer
-        self._reply_of = reply_of
+    def __init__(
+        self,
+        work: "Coroutine[Any, Any, Reply | DelayedReply]",
+        closed: Callable[[], object] | None = None,
+    ) -> None:
+        """`closed` is called if the reply is not awaited: its connection has ended."""
+        self._work = work
+        self._closed = closed
+        self._on_complete: Callable[[], object] | None = None
 
-    def __await__(self) -> "Generator[Any, Any, Reply | DelayedReply]":
-        return self._reply_of((yield from self._answer.__await__()))
-
-    def close(self) -> None:
-        self._answer.close()
-
-
-class _PendingThen(PendingReply):
-    """The reply of `pending`; `call` is called once `pending` has returned it."""
-
-    __slots__ = ("_call", "_pending")
-
-    def __init__(self, pending: PendingReply, call: Callable[[], object]) -> None:
-        self._pending = pending
-        self._call = call
+    def on_complete(self, call: Callable[[], object]) -> None:
+        """Let `call` be called once the reply is complete."""
+        self._on_complete = call
 
     def __await__(self) -> "Generator[Any, Any, Reply | DelayedReply]":
-        reply = yield from self._pending.__await__()
-        self._call()
+        reply = yield from self._work.__await__()
+        if self._on_complete is not None:
+            if isinstance(reply, DelayedReply):
+                reply.on_complete(self._on_complete)
+            else:
+                self._on_complete()
         return reply
 
     def close(self) -> None:
-        self._pending.close()
+        self._work.close()
+        if self._closed is not None:
+            self._closed()
 
 
 class DelayedReply:
@@ -73,15 +73,16 @@ class DelayedReply:
         self._delayed.on_ready(callback)
 
     def on_complete(self, call: Callable[[], object]) -> None:
+        """Let `call` be called once the reply is complete."""
         self._on_complete = call
 
     def complete(self) -> Reply | PendingReply:
         reply = self._reply_of(self._delayed.complete())
-        if self._on_complete is None:
-            return reply
-        if isinstance(reply, PendingReply):
-            return _PendingThen(reply, self._on_complete)
-        self._on_complete()
+        if self._on_complete is not None:
+            if isinstance(reply, PendingReply):
+                reply.on_complete(self._on_complete)
+            else:
+                self._on_complete()
         return reply
 
     def cancel(self) -> None:

@@ -2,9 +2,7 @@
 
 import random
 import struct
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,18 +81,10 @@ def test_counts_are_exact_and_times_right_on_average(per_second: int) -> None:
         assert timed <= requests / 20
 
 
-class Waiting(PendingReply):
-    """A reply that waits for 0.5 s."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def __await__(self) -> Generator[Any, Any, bytes]:
-        self._clock.now += 0.5
-        return b"response"
-        yield
-
-    def close(self) -> None: ...
+async def wait(clock: Clock) -> bytes:
+    """Return a response after 0.5 s."""
+    clock.now += 0.5
+    return b"response"
 
 
 def test_the_wait_of_a_response_counts_for_the_requests_that_are_not_timed() -> None:
@@ -107,7 +97,7 @@ def test_the_wait_of_a_response_counts_for_the_requests_that_are_not_timed() -> 
     def handle(frame: memoryview, client: Client) -> PendingReply:
         counter.credit -= 1
         clock.now += 0.000_01
-        return Waiting(clock)
+        return PendingReply(wait(clock))
 
     for _ in range(requests):
         if counter.credit:

@@ -47,7 +47,7 @@ class Slow:
         if kind == b"!":
             raise WireError("nonsense")
         if kind == b"p":
-            return PendingReply(self._wait(), lambda answer: answer)
+            return PendingReply(self._wait())
         return RESPONSE
 
     async def _wait(self) -> bytes:

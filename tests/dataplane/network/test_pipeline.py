@@ -145,7 +145,7 @@ class Handler:
         self.handled.append(data[:8])
         match data[:1]:
             case b"w":
-                return PendingReply(self._later(data), lambda answer: answer)
+                return PendingReply(self._later(data))
             case b"n":
                 return None
             case b"P" | b"L":  # a produce, say, and a long poll
@@ -232,7 +232,7 @@ async def test_a_later_reply_that_takes_more_work_is_given_when_that_is_done() -
     """The metrics of a long poll of many partitions must include the time to answer it."""
     handler = Handler()
     later = Promised(b"wait", allows_pipelining=False)
-    reply = DelayedReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
+    reply = DelayedReply(later, lambda data: PendingReply(handler._later(data)))
     given: list[str] = []
     reply.on_complete(lambda: given.append("given"))
     pending = reply.complete()
@@ -437,13 +437,14 @@ async def test_a_reply_is_awaited_or_closed_once() -> None:
 
     def pending() -> PendingReply:
         coroutine: Coroutine[Any, Any, bytes] = answer()
-        return PendingReply(coroutine, lambda data: data + b"!")
+        return PendingReply(coroutine, lambda: ran.append("closed"))
 
     pending().close()
-    assert not ran
+    assert ran == ["closed"]
     one = pending()
-    assert await one == b"y!"
-    one.close()
+    one.on_complete(lambda: ran.append("complete"))
+    assert await one == b"y"
+    assert ran == ["closed", "x", "complete"]
     with pytest.raises(RuntimeError):
         await one
 
