@@ -101,7 +101,7 @@ def test_the_wait_of_a_response_counts_for_the_requests_that_are_not_timed() -> 
 
     for _ in range(requests):
         if counter.credit:
-            handle(_FRAME, client)
+            handle(_FRAME, client).close()
             continue
         reply = meter.timed(counter, handle, _FRAME, client)
         assert isinstance(reply, PendingReply)
