@@ -99,7 +99,7 @@ HANDLERS: Final[Mapping[int, Row]] = {
     ApiKey.METADATA: Row(metadata.handle_metadata, waits=True),
     ApiKey.OFFSET_COMMIT: Row(group_offsets.handle_offset_commit),
     ApiKey.OFFSET_FETCH: Row(group_offsets.handle_offset_fetch),
-    ApiKey.FIND_COORDINATOR: Row(coordinators.handle_find_coordinator, waits=True),
+    ApiKey.FIND_COORDINATOR: Row(coordinators.handle_find_coordinator),
     ApiKey.JOIN_GROUP: Row(members.handle_join_group),
     ApiKey.HEARTBEAT: Row(members.handle_heartbeat),
     ApiKey.LEAVE_GROUP: Row(members.handle_leave_group),

@@ -10,8 +10,8 @@ request for a group has the topic created.
     no leader            COORDINATOR_NOT_AVAILABLE
 """
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
 
 from metaquorum.dataplane.coordinators.partitioning import REMEMBERED_CHARACTERS, partition_of
 from metaquorum.dataplane.network.worker_addresses import WorkerAddress
@@ -54,13 +54,9 @@ class FindsCoordinators(HasImage, HasWorkerId, Protocol):
     def internal_topics(self) -> InternalTopics: ...
 
 
-def handle_find_coordinator(
+async def handle_find_coordinator(
     worker: FindsCoordinators, request: Request, message: FindCoordinatorRequest
-) -> (
-    FindCoordinatorResponse
-    | Steps[FindCoordinatorResponse]
-    | Coroutine[Any, Any, FindCoordinatorResponse]
-):
+) -> FindCoordinatorResponse | Steps[FindCoordinatorResponse]:
     image, listener = worker.image, request.client.listener
     find: Find
     name = _TOPICS.get(message.key_type)
@@ -74,7 +70,7 @@ def handle_find_coordinator(
         find = _finder(image, topic, listener)
     else:
         return _create_and_find(worker, request, message, name)
-    return _respond(request.version, message, find)
+    return await _respond(request.version, message, find)
 
 
 async def _create_and_find(
@@ -86,17 +82,14 @@ async def _create_and_find(
         find = _finder(worker.image, topic, request.client.listener)
     except KafkaError as error:
         find = _always(_failed(error.code, error.message))
-    response = _respond(request.version, message, find)
-    if isinstance(response, FindCoordinatorResponse):
-        return response
-    return await response
+    return await _respond(request.version, message, find)
 
 
-def _respond(
+async def _respond(
     version: int, message: FindCoordinatorRequest, find: Find
-) -> FindCoordinatorResponse | Steps[FindCoordinatorResponse]:
+) -> FindCoordinatorResponse:
     if version >= _BATCHED_SINCE:
-        return _respond_to_all(message.coordinator_keys, find)
+        return await _respond_to_all(message.coordinator_keys, find)
     found = find(message.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,
