@@ -407,7 +407,7 @@ class Dispatcher:
             raise
 
     async def _continue(self, asked: _PendingRequest, work: Steps[Any]) -> tuple[bool, Any]:
-        """Continue stepped work. Return the reply, and whether it is that: or what to wait for."""
+        """Return True and the reply of stepped work; or False and what it waits for."""
         result = await continued(work)
         if type(result) is CoroutineType or isinstance(result, DelayedResponse):
             return False, result
