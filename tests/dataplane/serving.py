@@ -46,6 +46,7 @@ from metaquorum.wire.records.records import (
 )
 from metaquorum.wire.schema.message import Message
 from tests.nodes import PATIENCE_S
+from tests.suite.first_argument import given_first
 
 P = ParamSpec("P")
 
@@ -449,7 +450,7 @@ class Simulated:
         return self._others[host]
 
 
-def simulated(
+def run_simulated(
     scenario: Callable[[Simulated], Awaitable[None]],
     *,
     seed: int = 1,
@@ -485,3 +486,8 @@ def simulated(
     for violation in world.violations:
         raise violation
     return world
+
+
+def simulated(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run an async test with a node of its own; `options` are those of `run_simulated`."""
+    return given_first(functools.partial(run_simulated, **options))

@@ -15,27 +15,21 @@ async def roll(cluster: Together) -> list[int]:
     return [cluster.state(topic, 1).leader for topic in topics]
 
 
-def test_after_a_rolling_restart_leaders_return() -> None:
-    async def scenario(cluster: Together) -> None:
-        await roll(cluster)
-        await cluster.until(
-            lambda: [cluster.state(topic, 1).leader for topic in "abc"] == [1, 2, 3], 25.0
-        )
-        # Each worker applies the metadata when they come to it.
-        await cluster.until(lambda: cluster.replica(3, "c").is_leader)
-        client = await cluster.connect(3)
-        await client.produce("c", batch_of(b"x"))
-
-    together(scenario, leader_imbalance_check_interval_seconds=20)
-
-
-def test_leaders_stay_where_that_is_wanted() -> None:
-    async def scenario(cluster: Together) -> None:
-        leaders = await roll(cluster)
-        assert leaders != [1, 2, 3]
-        await cluster.world.sleep(60.0)
-        assert [cluster.state(topic, 1).leader for topic in "abc"] == leaders
-
-    together(
-        scenario, leader_imbalance_check_interval_seconds=20, auto_leader_rebalance_enable="false"
+@together(leader_imbalance_check_interval_seconds=20)
+async def test_after_a_rolling_restart_leaders_return(cluster: Together) -> None:
+    await roll(cluster)
+    await cluster.until(
+        lambda: [cluster.state(topic, 1).leader for topic in "abc"] == [1, 2, 3], 25.0
     )
+    # Each worker applies the metadata when they come to it.
+    await cluster.until(lambda: cluster.replica(3, "c").is_leader)
+    client = await cluster.connect(3)
+    await client.produce("c", batch_of(b"x"))
+
+
+@together(leader_imbalance_check_interval_seconds=20, auto_leader_rebalance_enable="false")
+async def test_leaders_stay_where_that_is_wanted(cluster: Together) -> None:
+    leaders = await roll(cluster)
+    assert leaders != [1, 2, 3]
+    await cluster.world.sleep(60.0)
+    assert [cluster.state(topic, 1).leader for topic in "abc"] == leaders

@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from metaquorum.wire.records.records import Codec
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, Together, run_together
 from tests.dataplane.serving import batch_of, in_trio, serving
 from tests.nodes import ROOT
 
@@ -175,7 +175,7 @@ def play_in_simulation(calls: Calls) -> None:
                 await cluster.world.sleep(0.2)
                 await client.produce("t", batch_of(b"awaited"))
 
-    together(scenario)
+    run_together(scenario)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,12 @@ from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from metaquorum.wire.protocol.frames import INITIAL_BYTES
-from tests.dataplane.handlers.groups.clients import GroupClient, groups
+from tests.dataplane.handlers.groups.clients import GroupClient, groups, run_groups
 from tests.dataplane.handlers.transactions.test_coordination import add, end
 from tests.dataplane.handlers.transactions.test_offsets import Producer
 from tests.dataplane.serving import Simulated, in_trio
 from tests.hostile.test_groups import OLD_JOIN, coordinator, join_of
+from tests.suite.first_argument import given_first
 
 LIMIT: Final = 1 << 20
 ATTACKERS: Final = [f"attacker-{number}" for number in range(8)]
@@ -44,28 +46,26 @@ async def fill_groups(node: Simulated, host: str) -> int:
     return joined
 
 
-def test_members_of_many_clients_keep_no_other_from_joining(
-    caplog: pytest.LogCaptureFixture,
+@groups(group_memory_max_bytes=LIMIT)
+async def test_members_of_many_clients_keep_no_other_from_joining(
+    node: Simulated, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(node: Simulated) -> None:
-        honest = await GroupClient.connect(node, host="honest")
-        joined = await honest.stable()
-        budget = node.worker.groups.budget
-        counts = [await fill_groups(node, host) for host in ATTACKERS]
-        assert all(counts)
-        assert budget.counted_bytes > LIMIT * 3 // 4
-        other = await GroupClient.connect(node, host="other")
-        assert (await other.join(version=OLD_JOIN, group_id="new")).error_code == ErrorCode.NONE
-        # A known member continues, also with a longer subscription.
-        again = await honest.join(joined.member_id, metadata=bytes(1000))
-        assert again.error_code == ErrorCode.NONE
-        assignment = {joined.member_id: bytes(1000)}
-        assert (await honest.sync(again, assignment)).error_code == ErrorCode.NONE
-        refusals = [each for each in caplog.messages if each.startswith("refused the client")]
-        assert "'attacker-0' a member of group" in refusals[0]
-        assert f"group.memory.max.bytes={LIMIT}" in refusals[0]
-
-    groups(scenario, group_memory_max_bytes=LIMIT)
+    honest = await GroupClient.connect(node, host="honest")
+    joined = await honest.stable()
+    budget = node.worker.groups.budget
+    counts = [await fill_groups(node, host) for host in ATTACKERS]
+    assert all(counts)
+    assert budget.counted_bytes > LIMIT * 3 // 4
+    other = await GroupClient.connect(node, host="other")
+    assert (await other.join(version=OLD_JOIN, group_id="new")).error_code == ErrorCode.NONE
+    # A known member continues, also with a longer subscription.
+    again = await honest.join(joined.member_id, metadata=bytes(1000))
+    assert again.error_code == ErrorCode.NONE
+    assignment = {joined.member_id: bytes(1000)}
+    assert (await honest.sync(again, assignment)).error_code == ErrorCode.NONE
+    refusals = [each for each in caplog.messages if each.startswith("refused the client")]
+    assert "'attacker-0' a member of group" in refusals[0]
+    assert f"group.memory.max.bytes={LIMIT}" in refusals[0]
 
 
 @in_trio
@@ -84,12 +84,18 @@ async def test_a_connection_that_waits_for_a_group_holds_no_large_buffer(tmp_pat
         assert max(each._frames.buffer_bytes for each in waiting) <= INITIAL_BYTES
 
 
-def transactions(scenario: Callable[[Simulated], Awaitable[None]], **configs: object) -> None:
+def run_transactions(scenario: Callable[[Simulated], Awaitable[None]], **configs: object) -> None:
     async def with_topic(node: Simulated) -> None:
         await (await node.connect()).create("t", 2)
         await scenario(node)
 
-    groups(with_topic, **configs)
+    run_groups(with_topic, **configs)
+
+
+def transactions(
+    **configs: object,
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    return given_first(partial(run_transactions, **configs))
 
 
 async def init(client: GroupClient, name: str) -> Any:
@@ -115,58 +121,54 @@ async def fill_ids(node: Simulated, host: str) -> int:
     return created
 
 
-def test_transactional_ids_of_many_clients_keep_no_other_from_transactions() -> None:
-    async def scenario(node: Simulated) -> None:
-        honest = await Producer.create(node, "honest", host="honest")
-        budget = node.worker.transactions.budget
-        for host in ATTACKERS:
-            assert await fill_ids(node, host)
-        assert budget.counted_bytes > LIMIT * 3 // 4
-        first = await GroupClient.connect(node, host=ATTACKERS[0])
-        assert (await init(first, "more")).error_code == ErrorCode.POLICY_VIOLATION
-        # Known ids continue, and others get new ones.
-        for _ in range(2):
-            assert await add(honest) == ErrorCode.NONE
-            assert await end(honest) == ErrorCode.NONE
-            await honest.init()
-        other = await Producer.create(node, "other", host="other")
-        assert await add(other) == ErrorCode.NONE
-        assert await end(other) == ErrorCode.NONE
-
-    transactions(scenario, transaction_memory_max_bytes=LIMIT)
-
-
-def test_an_id_that_is_longer_than_any_client_has_is_refused() -> None:
-    async def scenario(node: Simulated) -> None:
-        producer = await Producer.create(node)
-        longest = await init(producer.client, "x" * MAX_NEW_ID_BYTES)
-        assert longest.error_code == ErrorCode.NONE
-        longer = await init(producer.client, "x" * (MAX_NEW_ID_BYTES + 1))
-        assert longer.error_code == ErrorCode.INVALID_REQUEST
-
-    transactions(scenario)
-
-
-def test_loaded_ids_count_and_are_refused_nothing() -> None:
-    async def scenario(node: Simulated) -> None:
-        honest = await Producer.create(node, "honest", host="honest")
-        for host in ATTACKERS[:2]:
-            await fill_ids(node, host)
-        before = node.worker.transactions.budget.counted_bytes
-        node.on_machine.machine.kill()
-        await node.on_machine.start()
-        honest.client = await GroupClient.connect(node, host="honest")
-        budget = node.worker.transactions.budget
-        while node.worker.transactions.runtime.is_loading or not budget.counted_bytes:
-            await trio.sleep(0.1)
-        assert budget.counted_bytes == budget.use_of(UNKNOWN).counted_bytes == before
-        await honest.init()
-        assert budget.use_of("honest").counted_bytes > 0
+@transactions(transaction_memory_max_bytes=LIMIT)
+async def test_transactional_ids_of_many_clients_keep_no_other_from_transactions(
+    node: Simulated,
+) -> None:
+    honest = await Producer.create(node, "honest", host="honest")
+    budget = node.worker.transactions.budget
+    for host in ATTACKERS:
+        assert await fill_ids(node, host)
+    assert budget.counted_bytes > LIMIT * 3 // 4
+    first = await GroupClient.connect(node, host=ATTACKERS[0])
+    assert (await init(first, "more")).error_code == ErrorCode.POLICY_VIOLATION
+    # Known ids continue, and others get new ones.
+    for _ in range(2):
         assert await add(honest) == ErrorCode.NONE
         assert await end(honest) == ErrorCode.NONE
-        await Producer.create(node, "other", host="other")
+        await honest.init()
+    other = await Producer.create(node, "other", host="other")
+    assert await add(other) == ErrorCode.NONE
+    assert await end(other) == ErrorCode.NONE
 
-    transactions(scenario, transaction_memory_max_bytes=LIMIT)
+
+@transactions()
+async def test_an_id_that_is_longer_than_any_client_has_is_refused(node: Simulated) -> None:
+    producer = await Producer.create(node)
+    longest = await init(producer.client, "x" * MAX_NEW_ID_BYTES)
+    assert longest.error_code == ErrorCode.NONE
+    longer = await init(producer.client, "x" * (MAX_NEW_ID_BYTES + 1))
+    assert longer.error_code == ErrorCode.INVALID_REQUEST
+
+
+@transactions(transaction_memory_max_bytes=LIMIT)
+async def test_loaded_ids_count_and_are_refused_nothing(node: Simulated) -> None:
+    honest = await Producer.create(node, "honest", host="honest")
+    for host in ATTACKERS[:2]:
+        await fill_ids(node, host)
+    before = node.worker.transactions.budget.counted_bytes
+    node.on_machine.machine.kill()
+    await node.on_machine.start()
+    honest.client = await GroupClient.connect(node, host="honest")
+    budget = node.worker.transactions.budget
+    while node.worker.transactions.runtime.is_loading or not budget.counted_bytes:
+        await trio.sleep(0.1)
+    assert budget.counted_bytes == budget.use_of(UNKNOWN).counted_bytes == before
+    await honest.init()
+    assert budget.use_of("honest").counted_bytes > 0
+    assert await add(honest) == ErrorCode.NONE
+    assert await end(honest) == ErrorCode.NONE
+    await Producer.create(node, "other", host="other")
 
 
 async def fill_offsets(node: Simulated, host: str) -> int:
@@ -184,31 +186,28 @@ async def fill_offsets(node: Simulated, host: str) -> int:
     return committed
 
 
-def test_offsets_of_made_up_groups_keep_no_other_from_commits() -> None:
-    async def scenario(node: Simulated) -> None:
-        await (await node.connect()).create("t", 2)
-        honest = await GroupClient.connect(node, host="honest")
-        assert await honest.commit(1) == [ErrorCode.NONE]
-        budget = node.worker.groups.offsets_budget
-        for host in ATTACKERS:
-            assert await fill_offsets(node, host)
-        assert LIMIT * 3 // 4 < budget.counted_bytes <= LIMIT
-        first = await GroupClient.connect(node, host=ATTACKERS[0])
-        assert await first.commit(1, group_id="more") == [ErrorCode.POLICY_VIOLATION]
-        # Known offsets are committed again, also those of attackers, and other clients have room.
-        assert await honest.commit(2) == [ErrorCode.NONE]
-        assert await first.commit(2) == [ErrorCode.NONE]
-        other = await GroupClient.connect(node, host="other")
-        assert await other.commit(1, group_id="new") == [ErrorCode.NONE]
-        assert await honest.commit(3, group_id="new") == [ErrorCode.NONE]
-        too_long = "x" * (MAX_NEW_ID_BYTES + 1)
-        assert await other.commit(1, group_id=too_long) == [ErrorCode.INVALID_GROUP_ID]
-        await trio.sleep(400)
-        assert budget.counted_bytes == 0
-
-    groups(
-        scenario,
-        offsets_memory_max_bytes=LIMIT,
-        offsets_retention_minutes=5,
-        offsets_retention_check_interval_ms=10_000,
-    )
+@groups(
+    offsets_memory_max_bytes=LIMIT,
+    offsets_retention_minutes=5,
+    offsets_retention_check_interval_ms=10_000,
+)
+async def test_offsets_of_made_up_groups_keep_no_other_from_commits(node: Simulated) -> None:
+    await (await node.connect()).create("t", 2)
+    honest = await GroupClient.connect(node, host="honest")
+    assert await honest.commit(1) == [ErrorCode.NONE]
+    budget = node.worker.groups.offsets_budget
+    for host in ATTACKERS:
+        assert await fill_offsets(node, host)
+    assert LIMIT * 3 // 4 < budget.counted_bytes <= LIMIT
+    first = await GroupClient.connect(node, host=ATTACKERS[0])
+    assert await first.commit(1, group_id="more") == [ErrorCode.POLICY_VIOLATION]
+    # Known offsets are committed again, also those of attackers, and other clients have room.
+    assert await honest.commit(2) == [ErrorCode.NONE]
+    assert await first.commit(2) == [ErrorCode.NONE]
+    other = await GroupClient.connect(node, host="other")
+    assert await other.commit(1, group_id="new") == [ErrorCode.NONE]
+    assert await honest.commit(3, group_id="new") == [ErrorCode.NONE]
+    too_long = "x" * (MAX_NEW_ID_BYTES + 1)
+    assert await other.commit(1, group_id=too_long) == [ErrorCode.INVALID_GROUP_ID]
+    await trio.sleep(400)
+    assert budget.counted_bytes == 0

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.suite.first_argument import IN_CLUSTER
+
 # Folders with tests of the ring `quick`; all others are slow.
 QUICK_FOLDERS: Final = ("tests/wire/", "tests/metaquorum/", "tests/dataplane/")
 # Fixtures that start a process of this project, or simulate a cluster.
@@ -32,7 +34,7 @@ KAFKA_PARAMETER: Final = "kafka"
 # Parameters of any name that mean a client of another language.
 OTHER_CLIENTS: Final = frozenset(("franz-go", "sarama", "kafkajs"))
 # Tests that simulate a cluster (tests/dataplane/replication/together.py) are slow.
-CLUSTER: Final = "together"
+RUNS_CLUSTER: Final = "run_together"
 # Programs that only the ring `conformance` may start.
 OTHER_LANGUAGES: Final = frozenset(
     ("java", "javac", "jar", "mvn", "go", "node", "npm", "npx", "kcat", "spark-submit")
@@ -59,7 +61,9 @@ def mark(items: Iterable[pytest.Item]) -> None:
 def _is_slow(item: pytest.Item) -> bool:
     if not item.nodeid.startswith(QUICK_FOLDERS):
         return True
-    return isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
+    return isinstance(item, pytest.Function) and (
+        RUNS_CLUSTER in item.function.__code__.co_names or hasattr(item.function, IN_CLUSTER)
+    )
 
 
 def _is_with_others(item: pytest.Item) -> bool:

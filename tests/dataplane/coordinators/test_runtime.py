@@ -25,13 +25,14 @@ from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.records.batches import parse_header
 from metaquorum.wire.records.records import Codec, Record, encode_batch
 from tests.dataplane.replication.replicas import state as state_of
-from tests.dataplane.replication.together import Together, together
+from tests.dataplane.replication.together import Together, run_together, together
 from tests.dataplane.serving import (
     FaultyDisk,
     Simulated,
     append_unvalidated,
     batch_of,
     in_trio,
+    run_simulated,
     serving,
     simulated,
 )
@@ -165,77 +166,75 @@ async def coordinating(*coordinators: Coordinator) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-def test_a_write_is_replayed_and_answered_only_when_all_in_sync_replicas_have_it() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2, 3))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            first = coordinator.put(b"a", b"1")
-            assert not first.values  # followers have not fetched it yet
-            assert coordinator.values == {}
-            await cluster.until(lambda: first.values)
-            assert first.values == [b"1"]
-            assert coordinator.values == {b"a": b"1"}
-            assert coordinator.runtime.shard(0).in_flight == 0
-
-    together(scenario)
-
-
-def test_with_one_replica_a_write_is_answered_at_once() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            assert coordinator.put(b"a", b"1").values == [b"1"]
-            assert coordinator.put(b"a", None).values == []  # no answer was asked for
-            assert coordinator.values == {}
-
-    together(scenario)
+@together()
+async def test_a_write_is_replayed_and_answered_only_when_all_in_sync_replicas_have_it(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2, 3))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        first = coordinator.put(b"a", b"1")
+        assert not first.values  # followers have not fetched it yet
+        assert coordinator.values == {}
+        await cluster.until(lambda: first.values)
+        assert first.values == [b"1"]
+        assert coordinator.values == {b"a": b"1"}
+        assert coordinator.runtime.shard(0).in_flight == 0
 
 
-def test_a_follower_is_no_coordinator_and_a_new_leader_loads_what_was_committed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2, 3))
-        first, second = Coordinator(cluster.worker(1)), Coordinator(cluster.worker(2))
-        async with coordinating(second):
-            async with coordinating(first):
-                await cluster.until(lambda: first.state == "ACTIVE")
-                assert second.state == "NOT_COORDINATOR"
-                answers = [first.put(b"%d" % number, b"x") for number in range(20)]
-                first.put(b"3", None)
-                await cluster.until(lambda: all(answer.values for answer in answers))
-                await cluster.until(lambda: b"3" not in first.values)
-            states = StatesOfLeader(second, cluster.replica(2, TOPIC))
-            trio.lowlevel.add_instrument(states)
-            await cluster.kill(1)
-            await cluster.until(lambda: second.state == "ACTIVE")
-            trio.lowlevel.remove_instrument(states)
-            assert states.seen == ["COORDINATOR_LOAD_IN_PROGRESS", "ACTIVE"]
-            assert sorted(second.values) == sorted(b"%d" % n for n in range(20) if n != 3)
-
-    together(scenario)
+@together()
+async def test_with_one_replica_a_write_is_answered_at_once(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        assert coordinator.put(b"a", b"1").values == [b"1"]
+        assert coordinator.put(b"a", None).values == []  # no answer was asked for
+        assert coordinator.values == {}
 
 
-def test_a_write_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            shard = coordinator.runtime.shard(0)
-            answer = coordinator.put(b"a", b"1")
-            partition = cluster.replica(1, TOPIC)
-            partition.retire()
-            coordinator.runtime.look()
-            assert not answer.values, "answered in the step that changes the leadership"
-            await cluster.until(lambda: answer.values == [ErrorCode.NOT_COORDINATOR])
-            assert shard.is_unloaded
-            assert shard.values == {}
-            assert coordinator.state == "NOT_COORDINATOR"
+@together()
+async def test_a_follower_is_no_coordinator_and_a_new_leader_loads_what_was_committed(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2, 3))
+    first, second = Coordinator(cluster.worker(1)), Coordinator(cluster.worker(2))
+    async with coordinating(second):
+        async with coordinating(first):
+            await cluster.until(lambda: first.state == "ACTIVE")
+            assert second.state == "NOT_COORDINATOR"
+            answers = [first.put(b"%d" % number, b"x") for number in range(20)]
+            first.put(b"3", None)
+            await cluster.until(lambda: all(answer.values for answer in answers))
+            await cluster.until(lambda: b"3" not in first.values)
+        states = StatesOfLeader(second, cluster.replica(2, TOPIC))
+        trio.lowlevel.add_instrument(states)
+        await cluster.kill(1)
+        await cluster.until(lambda: second.state == "ACTIVE")
+        trio.lowlevel.remove_instrument(states)
+        assert states.seen == ["COORDINATOR_LOAD_IN_PROGRESS", "ACTIVE"]
+        assert sorted(second.values) == sorted(b"%d" % n for n in range(20) if n != 3)
 
-    together(scenario)
+
+@together()
+async def test_a_write_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        shard = coordinator.runtime.shard(0)
+        answer = coordinator.put(b"a", b"1")
+        partition = cluster.replica(1, TOPIC)
+        partition.retire()
+        coordinator.runtime.look()
+        assert not answer.values, "answered in the step that changes the leadership"
+        await cluster.until(lambda: answer.values == [ErrorCode.NOT_COORDINATOR])
+        assert shard.is_unloaded
+        assert shard.values == {}
+        assert coordinator.state == "NOT_COORDINATOR"
 
 
 @in_trio
@@ -265,123 +264,119 @@ async def test_a_write_of_a_deposed_leader_is_refused_although_its_offset_is_com
             assert shard.values == {}
 
 
-def test_another_leader_epoch_of_the_same_worker_is_loaded_anew() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            coordinator.put(b"a", b"1")
-            before = coordinator.runtime.shard(0)
-            partition = cluster.replica(1, TOPIC)
-            state = partition.state
-            partition.assign(replace(state, leader_epoch=state.leader_epoch + 2))
-            assert coordinator.state == "NOT_COORDINATOR"
-            await cluster.until(lambda: before.is_unloaded)
-            coordinator.runtime.look()
-            assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            assert coordinator.runtime.shard(0) is not before
-            assert coordinator.values == {b"a": b"1"}
-
-    together(scenario)
-
-
-def test_records_of_leader_epochs_before_a_possible_loss_are_doubtful() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        coordinator = Coordinator(cluster.worker(1))
+@together()
+async def test_another_leader_epoch_of_the_same_worker_is_loaded_anew(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        coordinator.put(b"a", b"1")
+        before = coordinator.runtime.shard(0)
         partition = cluster.replica(1, TOPIC)
-
-        async def elect(unclean_epoch: int) -> None:
-            state = partition.state
-            after = replace(state, leader_epoch=state.leader_epoch + 2, unclean_epoch=unclean_epoch)
-            partition.assign(after)
-            coordinator.runtime.look()
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            coordinator.put(b"a", b"1")
-            await elect(-1)
-            assert coordinator.runtime.shard(0).doubtful == set()
-            await elect(partition.leader_epoch + 2)
-            assert coordinator.runtime.shard(0).doubtful == {b"a"}
-            coordinator.put(b"b", b"1")
-            await elect(partition.state.unclean_epoch)
-            assert coordinator.runtime.shard(0).doubtful == {b"a"}
-            assert coordinator.values == {b"a": b"1", b"b": b"1"}
-
-    together(scenario)
+        state = partition.state
+        partition.assign(replace(state, leader_epoch=state.leader_epoch + 2))
+        assert coordinator.state == "NOT_COORDINATOR"
+        await cluster.until(lambda: before.is_unloaded)
+        coordinator.runtime.look()
+        assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        assert coordinator.runtime.shard(0) is not before
+        assert coordinator.values == {b"a": b"1"}
 
 
-def test_a_shard_stays_if_a_move_ends_and_its_worker_leads_the_next_epoch() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2, 3))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            before = coordinator.runtime.shard(0)
-            waiting = coordinator.put(b"a", b"1")
-            partition = cluster.replica(1, TOPIC)
-            state = partition.state
-            partition.assign(replace(state, replicas=(1, 2), isr=(1, 2), leader_epoch=1))
-            coordinator.runtime._elected(partition)
-            assert coordinator.runtime.shard(0) is before
-            assert not waiting.values
-            later = coordinator.put(b"b", b"2")
-            partition.leader_state.fetched(2, -1, 2, 0, 2, 0.0)
-            partition.advance()
-            await cluster.until(lambda: later.values == [b"2"])
-            assert waiting.values == [b"1"]
-            assert partition.log.epochs.latest == 1
+@together()
+async def test_records_of_leader_epochs_before_a_possible_loss_are_doubtful(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1,))
+    coordinator = Coordinator(cluster.worker(1))
+    partition = cluster.replica(1, TOPIC)
 
-    together(scenario)
+    async def elect(unclean_epoch: int) -> None:
+        state = partition.state
+        after = replace(state, leader_epoch=state.leader_epoch + 2, unclean_epoch=unclean_epoch)
+        partition.assign(after)
+        coordinator.runtime.look()
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
 
-
-def test_too_few_in_sync_replicas_refuse_a_write() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,), min_insync_replicas=1)
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            partition = cluster.replica(1, TOPIC)
-            partition.state = replace(partition.state, replicas=(1, 2))
-            partition.config = replace(partition.config, min_insync_replicas=2)
-            answer = coordinator.put(b"a", b"1")
-            assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-            assert coordinator.values == {}
-            shard = coordinator.runtime.shard(0)
-            assert [each.key for each in shard.refused_records] == [b"a"]
-            shard.next_due = coordinator.worker.clock.monotonic() + 1
-            shard.due_records = [CoordinatorRecord(b"timer", b"1")]
-            coordinator.put(b"b", b"1")  # arms the timer
-            await cluster.until(lambda: len(shard.refused_records) == 3)
-            assert [each.key for each in shard.refused_records] == [b"a", b"b", b"timer"]
-            assert shard.in_flight == 0
-            assert partition.log.log_end_offset == 0
-
-    together(scenario)
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        coordinator.put(b"a", b"1")
+        await elect(-1)
+        assert coordinator.runtime.shard(0).doubtful == set()
+        await elect(partition.leader_epoch + 2)
+        assert coordinator.runtime.shard(0).doubtful == {b"a"}
+        coordinator.put(b"b", b"1")
+        await elect(partition.state.unclean_epoch)
+        assert coordinator.runtime.shard(0).doubtful == {b"a"}
+        assert coordinator.values == {b"a": b"1", b"b": b"1"}
 
 
-def test_a_write_that_is_not_committed_in_time_fails_and_is_replayed_later() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        coordinator = Coordinator(cluster.worker(1), time_limit_s=0.5)
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            links = ("node-1", "node-2"), ("node-2", "node-1")
-            for link in links:
-                cluster.world.internet.cut(*link)  # the ISR does not shrink at once
-            answer = coordinator.put(b"a", b"1")
-            await cluster.until(lambda: answer.values)
-            assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-            assert coordinator.values == {}
-            for link in links:
-                cluster.world.internet.heal(*link)
-            await cluster.until(lambda: coordinator.values == {b"a": b"1"})
+@together()
+async def test_a_shard_stays_if_a_move_ends_and_its_worker_leads_the_next_epoch(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2, 3))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        before = coordinator.runtime.shard(0)
+        waiting = coordinator.put(b"a", b"1")
+        partition = cluster.replica(1, TOPIC)
+        state = partition.state
+        partition.assign(replace(state, replicas=(1, 2), isr=(1, 2), leader_epoch=1))
+        coordinator.runtime._elected(partition)
+        assert coordinator.runtime.shard(0) is before
+        assert not waiting.values
+        later = coordinator.put(b"b", b"2")
+        partition.leader_state.fetched(2, -1, 2, 0, 2, 0.0)
+        partition.advance()
+        await cluster.until(lambda: later.values == [b"2"])
+        assert waiting.values == [b"1"]
+        assert partition.log.epochs.latest == 1
 
-    together(scenario, broker_session_timeout_ms=9000)
+
+@together()
+async def test_too_few_in_sync_replicas_refuse_a_write(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,), min_insync_replicas=1)
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        partition = cluster.replica(1, TOPIC)
+        partition.state = replace(partition.state, replicas=(1, 2))
+        partition.config = replace(partition.config, min_insync_replicas=2)
+        answer = coordinator.put(b"a", b"1")
+        assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        assert coordinator.values == {}
+        shard = coordinator.runtime.shard(0)
+        assert [each.key for each in shard.refused_records] == [b"a"]
+        shard.next_due = coordinator.worker.clock.monotonic() + 1
+        shard.due_records = [CoordinatorRecord(b"timer", b"1")]
+        coordinator.put(b"b", b"1")  # arms the timer
+        await cluster.until(lambda: len(shard.refused_records) == 3)
+        assert [each.key for each in shard.refused_records] == [b"a", b"b", b"timer"]
+        assert shard.in_flight == 0
+        assert partition.log.log_end_offset == 0
+
+
+@together(broker_session_timeout_ms=9000)
+async def test_a_write_that_is_not_committed_in_time_fails_and_is_replayed_later(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2))
+    coordinator = Coordinator(cluster.worker(1), time_limit_s=0.5)
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        links = ("node-1", "node-2"), ("node-2", "node-1")
+        for link in links:
+            cluster.world.internet.cut(*link)  # the ISR does not shrink at once
+        answer = coordinator.put(b"a", b"1")
+        await cluster.until(lambda: answer.values)
+        assert answer.values == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        assert coordinator.values == {}
+        for link in links:
+            cluster.world.internet.heal(*link)
+        await cluster.until(lambda: coordinator.values == {b"a": b"1"})
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 512])
@@ -409,7 +404,7 @@ def test_answers_are_given_in_the_order_of_the_log(
             assert order == list(range(1, 51))
             assert coordinator.values == {b"k": b"49"}
 
-    together(scenario)
+    run_together(scenario)
 
 
 def test_uncommitted_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +422,7 @@ def test_uncommitted_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await cluster.until(lambda: all(each.values for each in answers))
             assert coordinator.put(b"k", b"1") is not None
 
-    together(scenario)
+    run_together(scenario)
 
 
 def test_a_client_leaves_room_for_the_uncommitted_bytes_of_others(
@@ -451,7 +446,7 @@ def test_a_client_leaves_room_for_the_uncommitted_bytes_of_others(
                 assert [each.values for each in others] == [[bytes(4000)]] * 2
                 assert coordinator.runtime.pending_bytes == 0
 
-    together(scenario)
+    run_together(scenario)
 
 
 def test_a_client_without_uncommitted_bytes_may_write_one_large_batch(
@@ -472,7 +467,7 @@ def test_a_client_without_uncommitted_bytes_may_write_one_large_batch(
             await cluster.until(lambda: large.values)
             assert large.values == [bytes(7000)]
 
-    together(scenario)
+    run_together(scenario)
 
 
 def test_a_partition_without_commits_leaves_room_for_others(
@@ -492,40 +487,36 @@ def test_a_partition_without_commits_leaves_room_for_others(
             await until(node, lambda: bool(other.values))
             assert other.values == [bytes(4000)]
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_records_of_timers_are_written() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            shard = coordinator.runtime.shard(0)
-            shard.next_due = coordinator.worker.clock.monotonic() + 2
-            shard.due_records = [CoordinatorRecord(b"timer", b"1")]
-            coordinator.put(b"a", b"1")  # arms the timer
-            await cluster.world.sleep(1.9)
-            assert b"timer" not in coordinator.values
-            await cluster.world.sleep(0.2)
-            assert coordinator.values[b"timer"] == b"1"
-
-    together(scenario)
+@together()
+async def test_records_of_timers_are_written(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        shard = coordinator.runtime.shard(0)
+        shard.next_due = coordinator.worker.clock.monotonic() + 2
+        shard.due_records = [CoordinatorRecord(b"timer", b"1")]
+        coordinator.put(b"a", b"1")  # arms the timer
+        await cluster.world.sleep(1.9)
+        assert b"timer" not in coordinator.values
+        await cluster.world.sleep(0.2)
+        assert coordinator.values[b"timer"] == b"1"
 
 
-def test_closing_refuses_what_waits_and_everything_later() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            answer = coordinator.put(b"a", b"1")
-            coordinator.runtime.close()
-            assert answer.values == [ErrorCode.NOT_COORDINATOR]
-            coordinator.runtime.look()
-            assert coordinator.state == "NOT_COORDINATOR"
-
-    together(scenario)
+@together()
+async def test_closing_refuses_what_waits_and_everything_later(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1, 2))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        answer = coordinator.put(b"a", b"1")
+        coordinator.runtime.close()
+        assert answer.values == [ErrorCode.NOT_COORDINATOR]
+        coordinator.runtime.look()
+        assert coordinator.state == "NOT_COORDINATOR"
 
 
 def test_uncommitted_bytes_of_all_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,25 +539,23 @@ def test_uncommitted_bytes_of_all_partitions_are_bounded(monkeypatch: pytest.Mon
             coordinator.runtime.look()
             assert coordinator.runtime.pending_bytes == 0
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_batches_are_not_larger_than_the_topic_allows() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await client.create(TOPIC, max_message_bytes=2000)
-        coordinator = Coordinator(node.worker)
-        async with coordinating(coordinator):
-            await until(node, lambda: coordinator.state == "ACTIVE")
-            rows = [(b"%04d" % number, b"1") for number in range(500)]
-            assert coordinator.put(b"first", b"1", *rows).values == [b"1"]
-            assert len(coordinator.values) == 501
-            end = node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset
-            answer = coordinator.put(b"k", b"1", *rows, (b"large", bytes(3000)))
-            assert answer.values == [ErrorCode.RECORD_LIST_TOO_LARGE]
-            assert node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset == end
-
-    simulated(scenario)
+@simulated()
+async def test_batches_are_not_larger_than_the_topic_allows(node: Simulated) -> None:
+    client = await node.connect()
+    await client.create(TOPIC, max_message_bytes=2000)
+    coordinator = Coordinator(node.worker)
+    async with coordinating(coordinator):
+        await until(node, lambda: coordinator.state == "ACTIVE")
+        rows = [(b"%04d" % number, b"1") for number in range(500)]
+        assert coordinator.put(b"first", b"1", *rows).values == [b"1"]
+        assert len(coordinator.values) == 501
+        end = node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset
+        answer = coordinator.put(b"k", b"1", *rows, (b"large", bytes(3000)))
+        assert answer.values == [ErrorCode.RECORD_LIST_TOO_LARGE]
+        assert node.worker.replica_manager.by_name(TOPIC, 0).log.log_end_offset == end
 
 
 def test_a_write_of_several_batches_is_answered_when_the_last_one_is_replayed(
@@ -591,7 +580,7 @@ def test_a_write_of_several_batches_is_answered_when_the_last_one_is_replayed(
             await until(node, lambda: seen)
             assert seen == [500]
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
 @in_trio
@@ -715,52 +704,49 @@ def test_a_load_that_waits_for_a_commit_does_not_delay_others(
             await until(node, lambda: coordinator.state == "ACTIVE")
             assert coordinator.values == {b"a": b"1"}
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_a_shard_whose_leadership_ends_during_its_load_is_not_restored() -> None:
+@together()
+async def test_a_shard_whose_leadership_ends_during_its_load_is_not_restored(
+    cluster: Together,
+) -> None:
     """Its state is freed meanwhile: members that it would add would stay in the memory count."""
+    await cluster.create(TOPIC, (1, 2))
+    await cluster.kill(2)
+    partition = cluster.replica(1, TOPIC)
+    append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        waiting = coordinator.runtime._hosted[0].shard
+        await cluster.world.sleep(0.1)
+        epoch = partition.leader_epoch
+        partition.assign(replace(partition.state, leader=2, leader_epoch=epoch + 1))
+        coordinator.runtime.look()
+        await cluster.world.sleep(0.1)
+        assert (waiting.is_unloaded, waiting.is_restored) == (True, False)
 
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        await cluster.kill(2)
-        partition = cluster.replica(1, TOPIC)
-        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
-        coordinator = Coordinator(cluster.worker(1))
+
+@simulated()
+async def test_loads_during_compaction_see_the_last_value_of_each_key(node: Simulated) -> None:
+    client = await node.connect()
+    await client.create(
+        TOPIC, cleanup_policy="compact", internal_segment_bytes=2000, segment_ms=10_000_000
+    )
+    partition = node.worker.replica_manager.by_name(TOPIC, 0)
+    for number in range(300):
+        record = Record(0, node.worker.clock.now_ms(), b"k%d" % (number % 5), b"%d" % number)
+        append_unvalidated(partition, encode_batch([record]))
+    sizes = []
+    for _ in range(30):
+        coordinator = Coordinator(node.worker, load_bytes=500)
         async with coordinating(coordinator):
-            waiting = coordinator.runtime._hosted[0].shard
-            await cluster.world.sleep(0.1)
-            epoch = partition.leader_epoch
-            partition.assign(replace(partition.state, leader=2, leader_epoch=epoch + 1))
-            coordinator.runtime.look()
-            await cluster.world.sleep(0.1)
-            assert (waiting.is_unloaded, waiting.is_restored) == (True, False)
-
-    together(scenario)
-
-
-def test_loads_during_compaction_see_the_last_value_of_each_key() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await client.create(
-            TOPIC, cleanup_policy="compact", internal_segment_bytes=2000, segment_ms=10_000_000
-        )
-        partition = node.worker.replica_manager.by_name(TOPIC, 0)
-        for number in range(300):
-            record = Record(0, node.worker.clock.now_ms(), b"k%d" % (number % 5), b"%d" % number)
-            append_unvalidated(partition, encode_batch([record]))
-        sizes = []
-        for _ in range(30):
-            coordinator = Coordinator(node.worker, load_bytes=500)
-            async with coordinating(coordinator):
-                await until(node, lambda: coordinator.state == "ACTIVE")  # noqa: B023
-                assert coordinator.values == {b"k%d" % key: b"%d" % (295 + key) for key in range(5)}
-                sizes.append(coordinator.runtime.shard(0).replayed)
-            await node.world.sleep(2)
-        assert sizes[0] == 300
-        assert sizes[-1] < 100
-
-    simulated(scenario)
+            await until(node, lambda: coordinator.state == "ACTIVE")  # noqa: B023
+            assert coordinator.values == {b"k%d" % key: b"%d" % (295 + key) for key in range(5)}
+            sizes.append(coordinator.runtime.shard(0).replayed)
+        await node.world.sleep(2)
+    assert sizes[0] == 300
+    assert sizes[-1] < 100
 
 
 @in_trio
@@ -787,62 +773,56 @@ async def test_a_transient_failure_of_reads_delays_the_load(
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTD])
-def test_a_load_reads_batches_of_every_codec_and_skips_what_has_no_key(codec: Codec) -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await client.create(TOPIC, internal_segment_bytes=4096)
-        partition = node.worker.replica_manager.by_name(TOPIC, 0)
-        for number in range(40):
-            records = [Record(i, 1, b"%d" % (number * 10 + i), b"v" * 20) for i in range(10)]
-            append_unvalidated(partition, encode_batch(records, codec=codec))
-        append_unvalidated(partition, batch_of(b"without a key"))
-        marker = struct.pack(">hi", 0, 0)
-        append_unvalidated(
-            partition, encode_batch([Record(0, 1, b"\0\0\0\0", marker)], control=True)
-        )
-        coordinator = Coordinator(node.worker)
-        async with coordinating(coordinator):
-            while coordinator.state != "ACTIVE":
-                assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
-                await node.world.sleep(0.01)
-            assert len(coordinator.values) == coordinator.runtime.shard(0).replayed == 400
-
-    simulated(scenario)
-
-
-def test_a_load_waits_until_all_records_of_the_log_are_committed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        await cluster.kill(2)
-        partition = cluster.replica(1, TOPIC)
-        append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
-        coordinator = Coordinator(cluster.worker(1))
-        async with coordinating(coordinator):
-            await cluster.world.sleep(0.1)
-            assert partition.high_watermark == 0
+@simulated()
+async def test_a_load_reads_batches_of_every_codec_and_skips_what_has_no_key(
+    node: Simulated, codec: Codec
+) -> None:
+    client = await node.connect()
+    await client.create(TOPIC, internal_segment_bytes=4096)
+    partition = node.worker.replica_manager.by_name(TOPIC, 0)
+    for number in range(40):
+        records = [Record(i, 1, b"%d" % (number * 10 + i), b"v" * 20) for i in range(10)]
+        append_unvalidated(partition, encode_batch(records, codec=codec))
+    append_unvalidated(partition, batch_of(b"without a key"))
+    marker = struct.pack(">hi", 0, 0)
+    append_unvalidated(partition, encode_batch([Record(0, 1, b"\0\0\0\0", marker)], control=True))
+    coordinator = Coordinator(node.worker)
+    async with coordinating(coordinator):
+        while coordinator.state != "ACTIVE":
             assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
-            await cluster.until(lambda: partition.high_watermark == 1)
-            await cluster.until(lambda: coordinator.state == "ACTIVE")
-            assert coordinator.values == {b"a": b"1"}
-
-    together(scenario)
+            await node.world.sleep(0.01)
+        assert len(coordinator.values) == coordinator.runtime.shard(0).replayed == 400
 
 
-def test_a_load_begins_at_the_log_start_offset() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await client.create(TOPIC)
-        partition = node.worker.replica_manager.by_name(TOPIC, 0)
-        records = [Record(i, 1, b"%d" % i, b"v") for i in range(10)]
-        append_unvalidated(partition, encode_batch(records))
-        partition.log.advance_log_start(4)
-        coordinator = Coordinator(node.worker)
-        async with coordinating(coordinator):
-            while coordinator.state != "ACTIVE":
-                await node.world.sleep(0.01)
-            assert sorted(coordinator.values) == [b"%d" % i for i in range(4, 10)]
+@together()
+async def test_a_load_waits_until_all_records_of_the_log_are_committed(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1, 2))
+    await cluster.kill(2)
+    partition = cluster.replica(1, TOPIC)
+    append_unvalidated(partition, encode_batch([Record(0, 1, b"a", b"1")]))
+    coordinator = Coordinator(cluster.worker(1))
+    async with coordinating(coordinator):
+        await cluster.world.sleep(0.1)
+        assert partition.high_watermark == 0
+        assert coordinator.state == "COORDINATOR_LOAD_IN_PROGRESS"
+        await cluster.until(lambda: partition.high_watermark == 1)
+        await cluster.until(lambda: coordinator.state == "ACTIVE")
+        assert coordinator.values == {b"a": b"1"}
 
-    simulated(scenario)
+
+@simulated()
+async def test_a_load_begins_at_the_log_start_offset(node: Simulated) -> None:
+    client = await node.connect()
+    await client.create(TOPIC)
+    partition = node.worker.replica_manager.by_name(TOPIC, 0)
+    records = [Record(i, 1, b"%d" % i, b"v") for i in range(10)]
+    append_unvalidated(partition, encode_batch(records))
+    partition.log.advance_log_start(4)
+    coordinator = Coordinator(node.worker)
+    async with coordinating(coordinator):
+        while coordinator.state != "ACTIVE":
+            await node.world.sleep(0.01)
+        assert sorted(coordinator.values) == [b"%d" % i for i in range(4, 10)]
 
 
 def test_a_damaged_log_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
@@ -860,7 +840,7 @@ def test_a_damaged_log_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
             await node.world.sleep(1)
             assert coordinator.state == "NOT_COORDINATOR"
 
-    simulated(scenario)
+    run_simulated(scenario)
     assert "the batch at offset 1 of t-0 is damaged" in caplog.text
 
 
@@ -885,4 +865,4 @@ def test_committed_writes_are_replayed_some_at_a_time(monkeypatch: pytest.Monkey
         assert hosted.pending_bytes == 200
         assert not hosted.has_committed
 
-    simulated(scenario)
+    run_simulated(scenario)

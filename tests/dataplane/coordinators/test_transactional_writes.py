@@ -22,8 +22,8 @@ from tests.dataplane.coordinators.test_runtime import (
     Register,
     coordinating,
 )
-from tests.dataplane.replication.together import Together, together
-from tests.dataplane.serving import Simulated, append_unvalidated, simulated
+from tests.dataplane.replication.together import Together, run_together, together
+from tests.dataplane.serving import Simulated, append_unvalidated, run_simulated, simulated
 from tests.dataplane.stepped import stepped
 
 
@@ -103,128 +103,124 @@ class TransactionalCoordinator(Coordinator):
         return self.runtime.shard(0)
 
 
-def test_the_records_of_a_transaction_take_effect_at_its_marker_in_the_order_of_the_log() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2, 3))
-        one = TransactionalCoordinator(cluster.worker(1))
-        async with coordinating(one):
-            await cluster.until(lambda: one.state == "ACTIVE")
-            written = [one.begin(7, (b"a", b"1"), (b"b", b"1")), one.begin(8, (b"c", b"1"))]
-            await cluster.until(lambda: all(each.values for each in written))
-            assert one.values == {}
-            assert one.shard.in_flight == 0
-            aborted = one.end(8, commit=False)
-            committed = one.end(7)
-            after = one.put(b"a", b"2")
-            assert not committed.values  # followers have not fetched the marker yet
-            await cluster.until(lambda: after.values)
-            assert (aborted.values, committed.values) == ([b"ended"], [b"ended"])
-            assert one.values == {b"a": b"2", b"b": b"1"}
-            assert one.shard.in_flight == 0
-            assert one.runtime.pending_bytes == 0
-
-    together(scenario)
-
-
-def test_with_one_replica_a_short_transaction_ends_at_once() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        one = TransactionalCoordinator(cluster.worker(1))
-        async with coordinating(one):
-            await cluster.until(lambda: one.state == "ACTIVE")
-            assert one.begin(7, (b"a", b"1")).values == [b"written"]
-            assert one.end(9).values == [b"ended"]  # its producer has no records
-            ended = one.end(7)
-            await cluster.until(lambda: ended.values)
-            assert one.values == {b"a": b"1"}
-
-    together(scenario)
+@together()
+async def test_the_records_of_a_transaction_take_effect_at_its_marker_in_the_order_of_the_log(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2, 3))
+    one = TransactionalCoordinator(cluster.worker(1))
+    async with coordinating(one):
+        await cluster.until(lambda: one.state == "ACTIVE")
+        written = [one.begin(7, (b"a", b"1"), (b"b", b"1")), one.begin(8, (b"c", b"1"))]
+        await cluster.until(lambda: all(each.values for each in written))
+        assert one.values == {}
+        assert one.shard.in_flight == 0
+        aborted = one.end(8, commit=False)
+        committed = one.end(7)
+        after = one.put(b"a", b"2")
+        assert not committed.values  # followers have not fetched the marker yet
+        await cluster.until(lambda: after.values)
+        assert (aborted.values, committed.values) == ([b"ended"], [b"ended"])
+        assert one.values == {b"a": b"2", b"b": b"1"}
+        assert one.shard.in_flight == 0
+        assert one.runtime.pending_bytes == 0
 
 
-def test_the_next_leader_loads_open_transactions_and_those_that_have_ended() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2, 3))
-        first = TransactionalCoordinator(cluster.worker(1))
-        second = TransactionalCoordinator(cluster.worker(2))
-        async with coordinating(second):
-            async with coordinating(first):
-                await cluster.until(lambda: first.state == "ACTIVE")
-                first.begin(1, (b"committed", b"1"), (b"both", b"1"))
-                first.begin(2, (b"aborted", b"1"))
-                first.begin(3, (b"open", b"1"))
-                first.end(2, commit=False)
-                first.begin(1, (b"more", b"1"))
-                first.end(1)
-                last = first.begin(2, (b"open too", b"1"))
-                await cluster.until(lambda: last.values)
-            await cluster.kill(1)
-            await cluster.until(lambda: second.state == "ACTIVE")
-            assert sorted(second.values) == [b"both", b"committed", b"more"]
-            assert sorted(second.shard.open) == [2, 3]
-            assert [each[:4] for each in second.shard.ended] == [(2, 0, 0, False), (1, 0, 0, True)]
-            ended = [second.end(3), second.end(2, commit=False)]
-            await cluster.until(lambda: all(each.values for each in ended))
-            assert sorted(second.values) == [b"both", b"committed", b"more", b"open"]
-
-    together(scenario)
+@together()
+async def test_with_one_replica_a_short_transaction_ends_at_once(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,))
+    one = TransactionalCoordinator(cluster.worker(1))
+    async with coordinating(one):
+        await cluster.until(lambda: one.state == "ACTIVE")
+        assert one.begin(7, (b"a", b"1")).values == [b"written"]
+        assert one.end(9).values == [b"ended"]  # its producer has no records
+        ended = one.end(7)
+        await cluster.until(lambda: ended.values)
+        assert one.values == {b"a": b"1"}
 
 
-def test_what_the_log_refuses_is_answered_with_its_error() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        one = TransactionalCoordinator(cluster.worker(1))
-        async with coordinating(one):
-            with pytest.raises(KafkaError) as refused:
-                one.end(7)
-            assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            await cluster.until(lambda: one.state == "ACTIVE")
-            not_verified = one.begin(7, (b"a", b"1"), verification=None)
-            assert not_verified.values == [ErrorCode.INVALID_TXN_STATE]
-            assert one.begin(7, (b"a", b"1"), epoch=3).values == [b"written"]
-            old = one.begin(7, (b"a", b"1"), epoch=2)
-            assert old.values == [ErrorCode.INVALID_PRODUCER_EPOCH]
-            assert one.end(7, epoch=2).values == [ErrorCode.INVALID_PRODUCER_EPOCH]
-            ended = one.end(7, epoch=3, coordinator_epoch=5)
-            await cluster.until(lambda: ended.values == [b"ended"])
-            fenced = one.end(7, epoch=3, coordinator_epoch=4)
-            assert fenced.values == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]
-            assert one.values == {b"a": b"1"}
-
-    together(scenario)
-
-
-def test_a_marker_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1, 2))
-        one = TransactionalCoordinator(cluster.worker(1))
-        async with coordinating(one):
-            await cluster.until(lambda: one.state == "ACTIVE")
-            written = one.begin(7, (b"a", b"1"))
-            await cluster.until(lambda: written.values)
-            shard = one.shard
-            ended = one.end(7)
-            cluster.replica(1, TOPIC).retire()
-            one.runtime.look()
-            await cluster.until(lambda: ended.values == [ErrorCode.NOT_COORDINATOR])
-            assert shard.values == {}
-            assert one.runtime.pending_bytes == 0
-
-    together(scenario)
+@together()
+async def test_the_next_leader_loads_open_transactions_and_those_that_have_ended(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2, 3))
+    first = TransactionalCoordinator(cluster.worker(1))
+    second = TransactionalCoordinator(cluster.worker(2))
+    async with coordinating(second):
+        async with coordinating(first):
+            await cluster.until(lambda: first.state == "ACTIVE")
+            first.begin(1, (b"committed", b"1"), (b"both", b"1"))
+            first.begin(2, (b"aborted", b"1"))
+            first.begin(3, (b"open", b"1"))
+            first.end(2, commit=False)
+            first.begin(1, (b"more", b"1"))
+            first.end(1)
+            last = first.begin(2, (b"open too", b"1"))
+            await cluster.until(lambda: last.values)
+        await cluster.kill(1)
+        await cluster.until(lambda: second.state == "ACTIVE")
+        assert sorted(second.values) == [b"both", b"committed", b"more"]
+        assert sorted(second.shard.open) == [2, 3]
+        assert [each[:4] for each in second.shard.ended] == [(2, 0, 0, False), (1, 0, 0, True)]
+        ended = [second.end(3), second.end(2, commit=False)]
+        await cluster.until(lambda: all(each.values for each in ended))
+        assert sorted(second.values) == [b"both", b"committed", b"more", b"open"]
 
 
-def test_a_shard_without_transactions_takes_transactional_records_as_any_others() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create(TOPIC, (1,))
-        one = Coordinator(cluster.worker(1))
-        async with coordinating(one):
-            await cluster.until(lambda: one.state == "ACTIVE")
-            answer = Answer()
-            marker = TransactionMarker(7, 0, 0, True)
-            one.runtime.append_marker(0, marker, lambda: answer(b"ended"), answer)
-            assert answer.values == [b"ended"]
-            assert one.put(b"a", b"1").values == [b"1"]
+@together()
+async def test_what_the_log_refuses_is_answered_with_its_error(cluster: Together) -> None:
+    await cluster.create(TOPIC, (1,))
+    one = TransactionalCoordinator(cluster.worker(1))
+    async with coordinating(one):
+        with pytest.raises(KafkaError) as refused:
+            one.end(7)
+        assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await cluster.until(lambda: one.state == "ACTIVE")
+        not_verified = one.begin(7, (b"a", b"1"), verification=None)
+        assert not_verified.values == [ErrorCode.INVALID_TXN_STATE]
+        assert one.begin(7, (b"a", b"1"), epoch=3).values == [b"written"]
+        old = one.begin(7, (b"a", b"1"), epoch=2)
+        assert old.values == [ErrorCode.INVALID_PRODUCER_EPOCH]
+        assert one.end(7, epoch=2).values == [ErrorCode.INVALID_PRODUCER_EPOCH]
+        ended = one.end(7, epoch=3, coordinator_epoch=5)
+        await cluster.until(lambda: ended.values == [b"ended"])
+        fenced = one.end(7, epoch=3, coordinator_epoch=4)
+        assert fenced.values == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]
+        assert one.values == {b"a": b"1"}
 
-    together(scenario)
+
+@together()
+async def test_a_marker_in_flight_at_the_end_of_leadership_is_refused_and_not_replayed(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1, 2))
+    one = TransactionalCoordinator(cluster.worker(1))
+    async with coordinating(one):
+        await cluster.until(lambda: one.state == "ACTIVE")
+        written = one.begin(7, (b"a", b"1"))
+        await cluster.until(lambda: written.values)
+        shard = one.shard
+        ended = one.end(7)
+        cluster.replica(1, TOPIC).retire()
+        one.runtime.look()
+        await cluster.until(lambda: ended.values == [ErrorCode.NOT_COORDINATOR])
+        assert shard.values == {}
+        assert one.runtime.pending_bytes == 0
+
+
+@together()
+async def test_a_shard_without_transactions_takes_transactional_records_as_any_others(
+    cluster: Together,
+) -> None:
+    await cluster.create(TOPIC, (1,))
+    one = Coordinator(cluster.worker(1))
+    async with coordinating(one):
+        await cluster.until(lambda: one.state == "ACTIVE")
+        answer = Answer()
+        marker = TransactionMarker(7, 0, 0, True)
+        one.runtime.append_marker(0, marker, lambda: answer(b"ended"), answer)
+        assert answer.values == [b"ended"]
+        assert one.put(b"a", b"1").values == [b"1"]
 
 
 def test_markers_are_replayed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,23 +238,21 @@ def test_markers_are_replayed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         append_unvalidated(partition, encode_batch([Record(i, 1, b"", b"") for i in range(5)]))
         assert [hosted.replay(0.0) for _ in range(4)] == [200, 200, 100, 0]
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_markers_are_loaded_in_pieces() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await client.create(TOPIC)
-        partition = node.worker.replica_manager.by_name(TOPIC, 0)
-        log, count = partition.log, 8 * PIECE_ROWS
-        for number in range(count):
-            log.append_marker(TransactionMarker(number, 0, 0, False), partition.leader_epoch, 1)
-        hosted = HostedShard(partition, Transactions(0))
-        loader = ShardLoader(node.worker, node.worker.partition_failed, hosted, 1 << 20)
-        chunk = await read_chunk(log, node.worker.disk, 0, count, 1 << 30)
-        assert len(list(stepped(loader._replayed(chunk)))) >= 8
-
-    simulated(scenario)
+@simulated()
+async def test_markers_are_loaded_in_pieces(node: Simulated) -> None:
+    client = await node.connect()
+    await client.create(TOPIC)
+    partition = node.worker.replica_manager.by_name(TOPIC, 0)
+    log, count = partition.log, 8 * PIECE_ROWS
+    for number in range(count):
+        log.append_marker(TransactionMarker(number, 0, 0, False), partition.leader_epoch, 1)
+    hosted = HostedShard(partition, Transactions(0))
+    loader = ShardLoader(node.worker, node.worker.partition_failed, hosted, 1 << 20)
+    chunk = await read_chunk(log, node.worker.disk, 0, count, 1 << 30)
+    assert len(list(stepped(loader._replayed(chunk)))) >= 8
 
 
 def test_clients_leave_room_for_markers_and_other_writes_of_the_coordinator(
@@ -283,4 +277,4 @@ def test_clients_leave_room_for_markers_and_other_writes_of_the_coordinator(
             await cluster.until(lambda: own.values and marker.values)
             assert (own.values, marker.values) == ([b"2"], [b"ended"])
 
-    together(scenario)
+    run_together(scenario)

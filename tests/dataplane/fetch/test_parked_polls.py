@@ -54,77 +54,70 @@ def test_one_beyond_the_limit_is_answered_at_once() -> None:
     assert parked.used_bytes == 0
 
 
-def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
-    async def scenario(sim: Simulated) -> None:
-        parked = sim.worker.long_polls.parked
-        parked.limit_bytes = 2 * ROWS * ROW_BYTES
-        clients = [await sim.connect() for _ in range(3)]
-        await clients[0].create("t")
-        # One partition exists; the others make the request a large one.
-        message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
-        began = sim.now
-        for number, client in enumerate(clients, 1):
-            await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-            while len(parked) + parked.early_count < number:
-                await trio.sleep(0.01)
-        first = await clients[0].answer(ApiKey.FETCH, FETCH_VERSION)
-        assert len(first.responses[0].partitions) == ROWS
-        assert sim.now - began < 1
-        assert (len(parked), parked.early_count) == (2, 1)
-        for client in clients[1:]:
-            await client.answer(ApiKey.FETCH, FETCH_VERSION)
-            assert sim.now - began >= 59
-        assert parked.used_bytes == 0
-
-    simulated(scenario)
+@simulated()
+async def test_fetches_that_wait_are_bounded_by_what_they_hold(sim: Simulated) -> None:
+    parked = sim.worker.long_polls.parked
+    parked.limit_bytes = 2 * ROWS * ROW_BYTES
+    clients = [await sim.connect() for _ in range(3)]
+    await clients[0].create("t")
+    # One partition exists; the others make the request a large one.
+    message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
+    began = sim.now
+    for number, client in enumerate(clients, 1):
+        await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+        while len(parked) + parked.early_count < number:
+            await trio.sleep(0.01)
+    first = await clients[0].answer(ApiKey.FETCH, FETCH_VERSION)
+    assert len(first.responses[0].partitions) == ROWS
+    assert sim.now - began < 1
+    assert (len(parked), parked.early_count) == (2, 1)
+    for client in clients[1:]:
+        await client.answer(ApiKey.FETCH, FETCH_VERSION)
+        assert sim.now - began >= 59
+    assert parked.used_bytes == 0
 
 
 @pytest.mark.slow
-def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
+@simulated()
+async def test_all_polls_of_many_partitions_are_answered_after_one_append(sim: Simulated) -> None:
     """Fifty connections wait for the same thousand partitions, and each receives one batch."""
-
-    async def scenario(sim: Simulated) -> None:
-        producer = await sim.connect()
-        await producer.create("t", PRESENT)
-        clients = [await sim.connect() for _ in range(POLLS)]
-        message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=600_000)
-        for client in clients:
-            await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        parked = sim.worker.long_polls.parked
-        while len(parked) < POLLS:
-            await trio.sleep(0.01)
-        answered: list[list[int]] = []
-
-        async def take(client: RawClient) -> None:
-            answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
-            rows = answer.responses[0].partitions
-            assert len(rows) == ROWS
-            answered.append([row.partition_index for row in rows if row.records])
-
-        with trio.move_on_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                for client in clients:
-                    nursery.start_soon(take, client)
-                await producer.produce("t", batch_of(b"x"), partition=PRESENT - 1)
-        assert answered == [[PRESENT - 1]] * POLLS
-        assert not parked.used_bytes
-        assert not sim.worker.long_polls
-
-    simulated(scenario)
-
-
-def test_a_connection_that_ends_gives_back_what_its_poll_held() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t")
-        message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
+    producer = await sim.connect()
+    await producer.create("t", PRESENT)
+    clients = [await sim.connect() for _ in range(POLLS)]
+    message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=600_000)
+    for client in clients:
         await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        parked = sim.worker.long_polls.parked
-        while not parked.used_bytes:
-            await trio.sleep(0.01)
-        client.connection.close()
-        while parked.used_bytes:
-            await trio.sleep(0.01)
-        assert not sim.worker.long_polls
+    parked = sim.worker.long_polls.parked
+    while len(parked) < POLLS:
+        await trio.sleep(0.01)
+    answered: list[list[int]] = []
 
-    simulated(scenario)
+    async def take(client: RawClient) -> None:
+        answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
+        rows = answer.responses[0].partitions
+        assert len(rows) == ROWS
+        answered.append([row.partition_index for row in rows if row.records])
+
+    with trio.move_on_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(take, client)
+            await producer.produce("t", batch_of(b"x"), partition=PRESENT - 1)
+    assert answered == [[PRESENT - 1]] * POLLS
+    assert not parked.used_bytes
+    assert not sim.worker.long_polls
+
+
+@simulated()
+async def test_a_connection_that_ends_gives_back_what_its_poll_held(sim: Simulated) -> None:
+    client = await sim.connect()
+    await client.create("t")
+    message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
+    await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+    parked = sim.worker.long_polls.parked
+    while not parked.used_bytes:
+        await trio.sleep(0.01)
+    client.connection.close()
+    while parked.used_bytes:
+        await trio.sleep(0.01)
+    assert not sim.worker.long_polls

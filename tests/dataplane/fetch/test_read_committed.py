@@ -23,7 +23,7 @@ from tests.dataplane.serving import (
     append_unvalidated,
     fetch_message,
     records_of,
-    simulated,
+    run_simulated,
 )
 
 COMMITTED: Any = {"isolation_level": 1}
@@ -63,7 +63,7 @@ def world(scenario: Callable[[Simulated, RawClient, Transactions], Awaitable[Non
         await client.create("t")
         await scenario(sim, client, Transactions(sim.worker.replica_manager.by_name("t", 0)))
 
-    simulated(whole)
+    run_simulated(whole)
 
 
 def test_reads_end_at_the_last_stable_offset_and_list_aborted_transactions() -> None:

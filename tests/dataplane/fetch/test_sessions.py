@@ -32,7 +32,14 @@ from metaquorum.wire.messages.fetch import (
 )
 from metaquorum.wire.primitives.errors import ErrorCode, KafkaError
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
+from tests.dataplane.serving import (
+    RawClient,
+    Simulated,
+    batch_of,
+    records_of,
+    run_simulated,
+    simulated,
+)
 from tests.examples import examples
 
 BY_NAME, BY_ID = 12, 18
@@ -124,7 +131,7 @@ def in_session(scenario: Any, version: int = BY_NAME, **configs: Any) -> None:
         ids = {name: sim.worker.image.topic(name).topic_id for name in ("t", "u")}
         await scenario(sim, client, SessionClient(await sim.connect(), version, ids))
 
-    simulated(whole, **configs)
+    run_simulated(whole, **configs)
 
 
 ALL = {("t", 0): 0, ("t", 1): 0, ("u", 0): 0}
@@ -408,86 +415,83 @@ MANY = 130  # partitions: more than two pieces of work
 
 
 @pytest.mark.parametrize("continues", [False, True])
-def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) -> None:
+@simulated()
+async def test_no_news_is_lost_between_the_pieces_of_a_large_request(
+    sim: Simulated, continues: bool
+) -> None:
     """A topic is deleted after each piece in turn: this response or the next one shows it."""
+    other = await sim.connect()
+    await other.create("t", MANY)
+    context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
 
-    async def scenario(sim: Simulated) -> None:
-        other = await sim.connect()
-        await other.create("t", MANY)
-        context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+    def fetch(asked: Asked, session_id: int = 0, epoch: int = 0) -> Any:
+        session = SessionClient(other, BY_NAME, {})
+        session.session_id, session.epoch = session_id, epoch
+        return handle_fetch(sim.worker, context, session.message(asked))
 
-        def fetch(asked: Asked, session_id: int = 0, epoch: int = 0) -> Any:
-            session = SessionClient(other, BY_NAME, {})
-            session.session_id, session.epoch = session_id, epoch
-            return handle_fetch(sim.worker, context, session.message(asked))
-
-        pieces, is_over = 0, False
-        while not is_over:
-            pieces += 1
-            gone = f"gone{pieces}"
-            await other.create(gone)
-            epoch, session_id = 0, 0
-            if continues:
-                first = fetch({("t", 0): 0})
-                epoch, session_id = 1, first.session_id
-            work = fetch(
-                {(gone, 0): 0} | {("t", index): 0 for index in range(MANY)}, session_id, epoch
-            )
-            left = pieces
-            while (done := step(work)) is None:
-                left -= 1
-                if not left:
-                    assert await other.delete(gone) == 0
-            (answer,) = done
-            if is_over := left > 0:
+    pieces, is_over = 0, False
+    while not is_over:
+        pieces += 1
+        gone = f"gone{pieces}"
+        await other.create(gone)
+        epoch, session_id = 0, 0
+        if continues:
+            first = fetch({("t", 0): 0})
+            epoch, session_id = 1, first.session_id
+        work = fetch({(gone, 0): 0} | {("t", index): 0 for index in range(MANY)}, session_id, epoch)
+        left = pieces
+        while (done := step(work)) is None:
+            left -= 1
+            if not left:
                 assert await other.delete(gone) == 0
-            after = fetch({}, answer.session_id, epoch + 1)
-            told = [
-                row.error_code
-                for each in (answer, after)
-                for topic in each.responses
-                if topic.topic == gone
-                for row in topic.partitions
-            ]
-            assert told[-1:] == [UNKNOWN], f"deleted after piece {pieces}: {told}"
-            sim.worker.fetch_sessions.close(answer.session_id)
-        assert pieces > 5
-        assert not any(p.waiters for p in sim.worker.replica_manager)
-
-    simulated(scenario)
+        (answer,) = done
+        if is_over := left > 0:
+            assert await other.delete(gone) == 0
+        after = fetch({}, answer.session_id, epoch + 1)
+        told = [
+            row.error_code
+            for each in (answer, after)
+            for topic in each.responses
+            if topic.topic == gone
+            for row in topic.partitions
+        ]
+        assert told[-1:] == [UNKNOWN], f"deleted after piece {pieces}: {told}"
+        sim.worker.fetch_sessions.close(answer.session_id)
+    assert pieces > 5
+    assert not any(p.waiters for p in sim.worker.replica_manager)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 4])
-def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: int) -> None:
-    async def scenario(sim: Simulated) -> None:
-        other = await sim.connect()
-        await other.create("t", MANY)
-        for index in range(MANY):
-            await other.produce("t", batch_of(b"x"), partition=index)
-        context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
-        session = SessionClient(other, BY_NAME, {})
+@simulated()
+async def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(
+    sim: Simulated, piece: int
+) -> None:
+    other = await sim.connect()
+    await other.create("t", MANY)
+    for index in range(MANY):
+        await other.produce("t", batch_of(b"x"), partition=index)
+    context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+    session = SessionClient(other, BY_NAME, {})
 
-        def fetch(asked: Asked, forget: Asked, epoch: int) -> Any:
-            session.epoch = epoch
-            return handle_fetch(sim.worker, context, session.message(asked, forget))
+    def fetch(asked: Asked, forget: Asked, epoch: int) -> Any:
+        session.epoch = epoch
+        return handle_fetch(sim.worker, context, session.message(asked, forget))
 
-        def rows(answer: FetchResponse) -> set[int]:
-            return {index for _, index in session.rows(answer)}
+    def rows(answer: FetchResponse) -> set[int]:
+        return {index for _, index in session.rows(answer)}
 
-        every = range(MANY)
-        first = at_once(fetch({("t", index): 0 for index in every}, {}, 0))
-        session.session_id = first.session_id
-        overtaken = fetch({}, {}, 1)
-        for _ in range(piece):
-            step(overtaken)
-        answer = at_once(fetch({}, {("t", index): 0 for index in (0, 70, 129)}, 2))
-        assert rows(answer) == {*every} - {0, 70, 129}
-        assert at_once(overtaken).error_code == WRONG_EPOCH
-        assert rows(at_once(fetch({}, {}, 3))) == {*every} - {0, 70, 129}
-        sim.worker.fetch_sessions.close(session.session_id)
-        assert not any(p.waiters for p in sim.worker.replica_manager)
-
-    simulated(scenario)
+    every = range(MANY)
+    first = at_once(fetch({("t", index): 0 for index in every}, {}, 0))
+    session.session_id = first.session_id
+    overtaken = fetch({}, {}, 1)
+    for _ in range(piece):
+        step(overtaken)
+    answer = at_once(fetch({}, {("t", index): 0 for index in (0, 70, 129)}, 2))
+    assert rows(answer) == {*every} - {0, 70, 129}
+    assert at_once(overtaken).error_code == WRONG_EPOCH
+    assert rows(at_once(fetch({}, {}, 3))) == {*every} - {0, 70, 129}
+    sim.worker.fetch_sessions.close(session.session_id)
+    assert not any(p.waiters for p in sim.worker.replica_manager)
 
 
 def kept() -> int:

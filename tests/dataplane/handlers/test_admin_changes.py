@@ -45,6 +45,7 @@ from tests.dataplane.serving import (
     Simulated,
     batch_of,
     in_trio,
+    run_simulated,
     serving,
     simulated,
 )
@@ -206,34 +207,31 @@ async def test_a_workers_configs_are_in_force_for_all_topics_that_have_none(tmp_
     "name",
     ["leader.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second"],
 )
-def test_limits_of_replication_are_described_only_while_they_are_set(name: str) -> None:
+@simulated()
+async def test_limits_of_replication_are_described_only_while_they_are_set(
+    served: Simulated, name: str
+) -> None:
     """As in Kafka: Cruise Control sets its throttle only on workers without this config."""
-
-    async def scenario(served: Simulated) -> None:
-        client = await served.connect()
-        assert await sources(client, BROKER, "1", name) == []
-        assert await change(client, BROKER, ALL, {name: 777}) == 0
-        shown = (name, "777", 3)
-        assert await sources(client, BROKER, "1", name) == [shown, shown]
-        assert await change(client, BROKER, "1", {name: 555}) == 0
-        assert await sources(client, BROKER, "1", name) == [*[(name, "555", 2)] * 2, shown]
-        for each in ("1", ALL):
-            assert await change(client, BROKER, each, {name: None}) == 0
-        assert await sources(client, BROKER, "1", name) == []
-
-    simulated(scenario)
+    client = await served.connect()
+    assert await sources(client, BROKER, "1", name) == []
+    assert await change(client, BROKER, ALL, {name: 777}) == 0
+    shown = (name, "777", 3)
+    assert await sources(client, BROKER, "1", name) == [shown, shown]
+    assert await change(client, BROKER, "1", {name: 555}) == 0
+    assert await sources(client, BROKER, "1", name) == [*[(name, "555", 2)] * 2, shown]
+    for each in ("1", ALL):
+        assert await change(client, BROKER, each, {name: None}) == 0
+    assert await sources(client, BROKER, "1", name) == []
 
 
-def test_throttled_replicas_have_no_synonyms_in_configs_of_workers() -> None:
-    async def scenario(served: Simulated) -> None:
-        client = await served.connect()
-        await client.create("t")
-        name = "leader.replication.throttled.replicas"
-        assert await sources(client, TOPIC, "t", name) == [(name, "", 5)]
-        assert await change(client, TOPIC, "t", {name: "0:1"}) == 0
-        assert await sources(client, TOPIC, "t", name) == [(name, "0:1", 1)] * 2
-
-    simulated(scenario)
+@simulated()
+async def test_throttled_replicas_have_no_synonyms_in_configs_of_workers(served: Simulated) -> None:
+    client = await served.connect()
+    await client.create("t")
+    name = "leader.replication.throttled.replicas"
+    assert await sources(client, TOPIC, "t", name) == [(name, "", 5)]
+    assert await change(client, TOPIC, "t", {name: "0:1"}) == 0
+    assert await sources(client, TOPIC, "t", name) == [(name, "0:1", 1)] * 2
 
 
 @in_trio
@@ -342,25 +340,23 @@ async def test_topics_are_described_in_pages(tmp_path: Path) -> None:
         assert await page("c", 2 * limit) == ([("c", 0, limit)], ("c", limit))
 
 
-def test_files_of_deleted_records_go_after_the_delay() -> None:
-    async def scenario(served: Simulated) -> None:
-        client = await served.connect()
-        await client.create("t", internal_segment_bytes=300, file_delete_delay_ms=5000)
-        for number in range(10):
-            await client.produce("t", batch_of(b"%d" % number * 60))
-        disk = served.worker.disk
-        folder = served.worker.replica_manager.by_name("t", 0).log.folder
-        before = len(disk.list(folder))
-        assert await delete_records(client, "t", 9) == (0, 9)
-        waiting = [name for name in disk.list(folder) if name.endswith(".deleted")]
-        assert len([name for name in waiting if ".log" in name]) == 4
-        await sleep(served.runtime.clock, 4)
-        assert set(waiting) <= set(disk.list(folder))
-        await sleep(served.runtime.clock, 3)
-        assert not [name for name in disk.list(folder) if name.endswith(".deleted")]
-        assert len(disk.list(folder)) < before
-
-    simulated(scenario)
+@simulated()
+async def test_files_of_deleted_records_go_after_the_delay(served: Simulated) -> None:
+    client = await served.connect()
+    await client.create("t", internal_segment_bytes=300, file_delete_delay_ms=5000)
+    for number in range(10):
+        await client.produce("t", batch_of(b"%d" % number * 60))
+    disk = served.worker.disk
+    folder = served.worker.replica_manager.by_name("t", 0).log.folder
+    before = len(disk.list(folder))
+    assert await delete_records(client, "t", 9) == (0, 9)
+    waiting = [name for name in disk.list(folder) if name.endswith(".deleted")]
+    assert len([name for name in waiting if ".log" in name]) == 4
+    await sleep(served.runtime.clock, 4)
+    assert set(waiting) <= set(disk.list(folder))
+    await sleep(served.runtime.clock, 3)
+    assert not [name for name in disk.list(folder) if name.endswith(".deleted")]
+    assert len(disk.list(folder)) < before
 
 
 @pytest.mark.slow
@@ -389,4 +385,4 @@ def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
         assert (row.base_offset, row.log_start_offset) == (10, 10)
 
     for seed in range(1, 9):
-        simulated(scenario, seed=seed)
+        run_simulated(scenario, seed=seed)

@@ -92,25 +92,23 @@ def test_logs_are_synced_after_as_many_messages_as_the_worker_says(
     test()
 
 
-def test_segments_begin_anew_by_time_and_by_size() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("by-worker")
-        await client.create("by-topic", segment_ms=10**9)
-        clock = sim.runtime.clock
-        for step in range(4):
-            for name in ("by-worker", "by-topic"):
-                now = clock.now_ms()
-                await client.produce(name, batch_of(b"%d" % step, timestamp=now))
-            await clock.sleep_until(clock.monotonic() + 20)
-        counts = {
-            name: sim.worker.replica_manager.by_name(name, 0).log.segment_count
-            for name in ("by-worker", "by-topic")
-        }
-        assert counts == {"by-worker": 4, "by-topic": 1}
-        assert await client.values("by-worker") == [b"0", b"1", b"2", b"3"]
-
-    simulated(scenario, log_roll_ms=10_000)
+@simulated(log_roll_ms=10_000)
+async def test_segments_begin_anew_by_time_and_by_size(sim: Simulated) -> None:
+    client = await sim.connect()
+    await client.create("by-worker")
+    await client.create("by-topic", segment_ms=10**9)
+    clock = sim.runtime.clock
+    for step in range(4):
+        for name in ("by-worker", "by-topic"):
+            now = clock.now_ms()
+            await client.produce(name, batch_of(b"%d" % step, timestamp=now))
+        await clock.sleep_until(clock.monotonic() + 20)
+    counts = {
+        name: sim.worker.replica_manager.by_name(name, 0).log.segment_count
+        for name in ("by-worker", "by-topic")
+    }
+    assert counts == {"by-worker": 4, "by-topic": 1}
+    assert await client.values("by-worker") == [b"0", b"1", b"2", b"3"]
 
 
 def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(

@@ -100,123 +100,116 @@ async def test_the_servers_own_bound_holds_whatever_a_client_asks_for(tmp_path: 
         assert sum(len(row.records) for row in answer.responses[0].partitions) <= 5000
 
 
-def test_a_fetch_that_is_full_does_not_wait_for_more() -> None:
+@simulated()
+async def test_a_fetch_that_is_full_does_not_wait_for_more(sim: Simulated) -> None:
     """A min_bytes above max_bytes can never be reached."""
-
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t")
-        await fill(client, "t", 10, 1000)
-        began = sim.now
-        row = await client.fetch("t", min_bytes=2**31 - 1, max_bytes=3000, max_wait_ms=9000)
-        assert row.records
-        assert sim.now - began < 1
-
-    simulated(scenario)
+    client = await sim.connect()
+    await client.create("t")
+    await fill(client, "t", 10, 1000)
+    began = sim.now
+    row = await client.fetch("t", min_bytes=2**31 - 1, max_bytes=3000, max_wait_ms=9000)
+    assert row.records
+    assert sim.now - began < 1
 
 
-def test_what_is_left_of_an_older_segment_is_given_at_once() -> None:
+@simulated()
+async def test_what_is_left_of_an_older_segment_is_given_at_once(sim: Simulated) -> None:
     """An older segment never grows: a poll waits only at the end of the log."""
-
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t", segment_bytes=MIB)
-        await fill(client, "t", 30, 50_000)
-        log = sim.worker.replica_manager.by_name("t", 0).log
-        spans = list(log.segment_spans())
-        assert len(spans) == 2
-        began = sim.now
-        row = await client.fetch("t", spans[0].end_offset - 1, min_bytes=10 * MIB, max_wait_ms=9000)
-        assert len(records_of(row)) == 1
-        assert sim.now - began < 1
-        row = await client.fetch("t", spans[1].end_offset - 1, min_bytes=10 * MIB, max_wait_ms=9000)
-        assert len(records_of(row)) == 1
-        assert sim.now - began >= 9
-
-    simulated(scenario)
+    client = await sim.connect()
+    await client.create("t", segment_bytes=MIB)
+    await fill(client, "t", 30, 50_000)
+    log = sim.worker.replica_manager.by_name("t", 0).log
+    spans = list(log.segment_spans())
+    assert len(spans) == 2
+    began = sim.now
+    row = await client.fetch("t", spans[0].end_offset - 1, min_bytes=10 * MIB, max_wait_ms=9000)
+    assert len(records_of(row)) == 1
+    assert sim.now - began < 1
+    row = await client.fetch("t", spans[1].end_offset - 1, min_bytes=10 * MIB, max_wait_ms=9000)
+    assert len(records_of(row)) == 1
+    assert sim.now - began >= 9
 
 
-def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client, producer = await sim.connect(), await sim.connect()
-        await client.create("t", 3)
-        message = fetch_message({"t": [(0, 0), (1, 0), (2, 0)]}, min_bytes=2500, max_wait_ms=60_000)
-        await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        for partition in (0, 1):
-            await fill(producer, "t", 1, 1000, partition)
-        with trio.move_on_after(1) as early:
-            await client.connection.receive_into(bytearray(1))
-        assert early.cancelled_caught
-        await fill(producer, "t", 1, 1000, 2)
-        began = sim.now
-        answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
-        assert [len(sizes_of(row)) for row in answer.responses[0].partitions] == [1, 1, 1]
-        assert sim.now - began < 0.1
-        assert not sim.worker.long_polls
-        assert not any(p.waiters for p in sim.worker.replica_manager)
+@simulated()
+async def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions(
+    sim: Simulated,
+) -> None:
+    client, producer = await sim.connect(), await sim.connect()
+    await client.create("t", 3)
+    message = fetch_message({"t": [(0, 0), (1, 0), (2, 0)]}, min_bytes=2500, max_wait_ms=60_000)
+    await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+    for partition in (0, 1):
+        await fill(producer, "t", 1, 1000, partition)
+    with trio.move_on_after(1) as early:
+        await client.connection.receive_into(bytearray(1))
+    assert early.cancelled_caught
+    await fill(producer, "t", 1, 1000, 2)
+    began = sim.now
+    answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
+    assert [len(sizes_of(row)) for row in answer.responses[0].partitions] == [1, 1, 1]
+    assert sim.now - began < 0.1
+    assert not sim.worker.long_polls
+    assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    simulated(scenario)
 
-
-def test_a_long_poll_that_still_misses_bytes_after_an_append_hears_of_the_next() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client, producer = await sim.connect(), await sim.connect()
-        await client.create("t")
-        message = fetch_message({"t": [(0, 0)]}, min_bytes=2500, max_wait_ms=60_000)
-        await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        began = sim.now
-        for _ in range(3):
-            await fill(producer, "t", 1, 1000)
-        answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
-        assert len(sizes_of(answer.responses[0].partitions[0])) == 3
-        assert sim.now - began < 1
-
-    simulated(scenario)
+@simulated()
+async def test_a_long_poll_that_still_misses_bytes_after_an_append_hears_of_the_next(
+    sim: Simulated,
+) -> None:
+    client, producer = await sim.connect(), await sim.connect()
+    await client.create("t")
+    message = fetch_message({"t": [(0, 0)]}, min_bytes=2500, max_wait_ms=60_000)
+    await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+    began = sim.now
+    for _ in range(3):
+        await fill(producer, "t", 1, 1000)
+    answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
+    assert len(sizes_of(answer.responses[0].partitions[0])) == 3
+    assert sim.now - began < 1
 
 
 @pytest.mark.parametrize("what", ["deleted", "stopped"])
-def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None:
-    async def scenario(sim: Simulated) -> None:
-        client, other = await sim.connect(), await sim.connect()
-        await client.create("t")
-        await client.ask(ApiKey.FETCH, fetch_message({"t": [(0, 0)]}, max_wait_ms=60_000), 12)
-        await other.call(ApiKey.METADATA, MetadataRequest(topics=[]))  # the poll has arrived too
-        while not sim.worker.long_polls:
-            await trio.sleep(0.01)
-        began = sim.now
-        if what == "deleted":
-            await other.delete("t")
-            expected = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        else:
-            assert sim.on_machine.node is not None
-            sim.on_machine.node.stop()
-            expected = ErrorCode.NONE
-        answer = await client.answer(ApiKey.FETCH, 12)
-        assert answer.responses[0].partitions[0].error_code == expected
-        assert sim.now - began < 0.5
-
-    simulated(scenario)
-
-
-def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_stop() -> None:
-    """The long poll has not started when the node ends all long polls."""
-
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t", 2500)
-        await client.create("u")
-        poll = request(ApiKey.FETCH, fetch_message({"u": [(0, 0)]}, max_wait_ms=60_000), 12, 9)
-        everything = request(ApiKey.METADATA, MetadataRequest(topics=None), 5, 8)
-        await client.send(everything + everything + poll)
-        await trio.sleep(1)  # the first responses fill the network's capacity
-        began = sim.now
+@simulated()
+async def test_a_long_poll_ends_when_its_partition_or_the_node_goes(
+    sim: Simulated, what: str
+) -> None:
+    client, other = await sim.connect(), await sim.connect()
+    await client.create("t")
+    await client.ask(ApiKey.FETCH, fetch_message({"t": [(0, 0)]}, max_wait_ms=60_000), 12)
+    await other.call(ApiKey.METADATA, MetadataRequest(topics=[]))  # the poll has arrived too
+    while not sim.worker.long_polls:
+        await trio.sleep(0.01)
+    began = sim.now
+    if what == "deleted":
+        await other.delete("t")
+        expected = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    else:
         assert sim.on_machine.node is not None
         sim.on_machine.node.stop()
-        await trio.sleep(0.1)
-        assert [await client.correlation_id() for _ in range(3)] == [8, 8, 9]
-        assert sim.now - began < 1
+        expected = ErrorCode.NONE
+    answer = await client.answer(ApiKey.FETCH, 12)
+    assert answer.responses[0].partitions[0].error_code == expected
+    assert sim.now - began < 0.5
 
-    simulated(scenario)
+
+@simulated()
+async def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_stop(
+    sim: Simulated,
+) -> None:
+    """The long poll has not started when the node ends all long polls."""
+    client = await sim.connect()
+    await client.create("t", 2500)
+    await client.create("u")
+    poll = request(ApiKey.FETCH, fetch_message({"u": [(0, 0)]}, max_wait_ms=60_000), 12, 9)
+    everything = request(ApiKey.METADATA, MetadataRequest(topics=None), 5, 8)
+    await client.send(everything + everything + poll)
+    await trio.sleep(1)  # the first responses fill the network's capacity
+    began = sim.now
+    assert sim.on_machine.node is not None
+    sim.on_machine.node.stop()
+    await trio.sleep(0.1)
+    assert [await client.correlation_id() for _ in range(3)] == [8, 8, 9]
+    assert sim.now - began < 1
 
 
 @in_trio

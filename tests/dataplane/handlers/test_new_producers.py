@@ -98,39 +98,36 @@ async def test_a_forged_producer_id_with_acks_0_closes_the_connection(tmp_path: 
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)
-def test_an_id_of_a_block_that_the_leader_does_not_know_yet_is_not_forged(size_bytes: int) -> None:
+@together()
+async def test_an_id_of_a_block_that_the_leader_does_not_know_yet_is_not_forged(
+    cluster: Together, size_bytes: int
+) -> None:
     """The leader's metadata are behind: it must not finally refuse an id that is only new to it."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t")
-        client, giver = await cluster.connect(1), await cluster.connect(2)
-        known = cluster.worker(1).quotas.producers.next_producer_id
-        cut_off(cluster, 1)
-        while (producer_id := await new_id(giver)) < known:
-            pass  # the ids that are left of the giver's block
-        for sequence in range(2):
-            asked = produce_message("t", batch(producer_id, sequence, size_bytes))
-            await client.ask(ApiKey.PRODUCE, asked, PRODUCE_VERSION)
-        assert cluster.worker(1).quotas.producers.next_producer_id == known
-        cluster.world.internet.heal_all()
-        for _ in range(2):  # the second one must not overtake the first
-            answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
-            code = answer.responses[0].partition_responses[0].error_code
-            assert code in (LATER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        producers = cluster.worker(1).quotas.producers
-        await cluster.until(lambda: producers.next_producer_id > producer_id)
-        for sequence in range(2):
-            await client.produce("t", batch(producer_id, sequence, size_bytes))
-        assert producers.forged_count == 0
-
-    together(scenario)
+    await cluster.create("t")
+    client, giver = await cluster.connect(1), await cluster.connect(2)
+    known = cluster.worker(1).quotas.producers.next_producer_id
+    cut_off(cluster, 1)
+    while (producer_id := await new_id(giver)) < known:
+        pass  # the ids that are left of the giver's block
+    for sequence in range(2):
+        asked = produce_message("t", batch(producer_id, sequence, size_bytes))
+        await client.ask(ApiKey.PRODUCE, asked, PRODUCE_VERSION)
+    assert cluster.worker(1).quotas.producers.next_producer_id == known
+    cluster.world.internet.heal_all()
+    for _ in range(2):  # the second one must not overtake the first
+        answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
+        code = answer.responses[0].partition_responses[0].error_code
+        assert code in (LATER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    producers = cluster.worker(1).quotas.producers
+    await cluster.until(lambda: producers.next_producer_id > producer_id)
+    for sequence in range(2):
+        await client.produce("t", batch(producer_id, sequence, size_bytes))
+    assert producers.forged_count == 0
 
 
-def test_a_leader_that_is_cut_off_sends_new_producers_elsewhere() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t")
-        client = await cluster.connect(1)
-        cut_off(cluster, 1)
-        await client.produce("t", batch(10**6), error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-    together(scenario)
+@together()
+async def test_a_leader_that_is_cut_off_sends_new_producers_elsewhere(cluster: Together) -> None:
+    await cluster.create("t")
+    client = await cluster.connect(1)
+    cut_off(cluster, 1)
+    await client.produce("t", batch(10**6), error=ErrorCode.NOT_LEADER_OR_FOLLOWER)

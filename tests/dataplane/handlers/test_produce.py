@@ -32,6 +32,7 @@ from tests.dataplane.serving import (
     produce_message,
     records_of,
     request,
+    run_simulated,
     serving,
     simulated,
 )
@@ -70,21 +71,21 @@ async def test_records_are_written_in_worker_threads_while_the_disk_holds_up_wri
         assert await client.values("t") == [b"%d" % number for number in range(21)]
 
 
-def test_a_producer_learns_that_the_disk_is_full_and_goes_on_when_it_is_not() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t")
-        await client.produce("t", batch_of(b"before"))
-        storage = sim.world.machines["server"].storage
-        storage.capacity_bytes = storage.used_bytes()
-        error = ErrorCode.KAFKA_STORAGE_ERROR
-        row = await client.produce("t", batch_of(b"refused"), error=error)
-        assert row.error_message.startswith("no space left on the disk of the partition's log")
-        storage.capacity_bytes = None
-        await client.produce("t", batch_of(b"after"))
-        assert await client.values("t") == [b"before", b"after"]
-
-    simulated(scenario)
+@simulated()
+async def test_a_producer_learns_that_the_disk_is_full_and_goes_on_when_it_is_not(
+    sim: Simulated,
+) -> None:
+    client = await sim.connect()
+    await client.create("t")
+    await client.produce("t", batch_of(b"before"))
+    storage = sim.world.machines["server"].storage
+    storage.capacity_bytes = storage.used_bytes()
+    error = ErrorCode.KAFKA_STORAGE_ERROR
+    row = await client.produce("t", batch_of(b"refused"), error=error)
+    assert row.error_message.startswith("no space left on the disk of the partition's log")
+    storage.capacity_bytes = None
+    await client.produce("t", batch_of(b"after"))
+    assert await client.values("t") == [b"before", b"after"]
 
 
 @in_trio
@@ -275,43 +276,41 @@ async def test_no_more_replicas_are_asked_for_than_there_are(tmp_path: Path) -> 
         await client.produce("t", batch_of(bytes(300_000)))
 
 
-def test_timestamps_stay_within_the_limits_of_their_topic() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create(
-            "t", message_timestamp_before_max_ms=HOUR_MS, message_timestamp_after_max_ms=HOUR_MS
+@simulated()
+async def test_timestamps_stay_within_the_limits_of_their_topic(sim: Simulated) -> None:
+    client = await sim.connect()
+    await client.create(
+        "t", message_timestamp_before_max_ms=HOUR_MS, message_timestamp_after_max_ms=HOUR_MS
+    )
+    for distance in (-HOUR_MS + 60_000, 0, HOUR_MS):
+        await client.produce("t", batch_of(b"x", timestamp=WORLD_BEGAN_MS + distance))
+    refused = ErrorCode.INVALID_TIMESTAMP
+    for distance in (-HOUR_MS - 60_000, HOUR_MS + 60_000):
+        row = await client.produce(
+            "t", batch_of(b"x", timestamp=WORLD_BEGAN_MS + distance), error=refused
         )
-        for distance in (-HOUR_MS + 60_000, 0, HOUR_MS):
-            await client.produce("t", batch_of(b"x", timestamp=WORLD_BEGAN_MS + distance))
-        refused = ErrorCode.INVALID_TIMESTAMP
-        for distance in (-HOUR_MS - 60_000, HOUR_MS + 60_000):
-            row = await client.produce(
-                "t", batch_of(b"x", timestamp=WORLD_BEGAN_MS + distance), error=refused
-            )
-            assert row.record_errors
-        far = WORLD_BEGAN_MS + 10**12
-        for lie in ({"base_timestamp": far}, {"base_timestamp": far, "max_timestamp": -1}):
-            await client.produce("t", rewritten(batch_of(b"x"), **lie), error=refused)
-        await client.produce("t", batch_of(b"x", timestamp=-1))  # no timestamp at all
-
-    simulated(scenario)
+        assert row.record_errors
+    far = WORLD_BEGAN_MS + 10**12
+    for lie in ({"base_timestamp": far}, {"base_timestamp": far, "max_timestamp": -1}):
+        await client.produce("t", rewritten(batch_of(b"x"), **lie), error=refused)
+    await client.produce("t", batch_of(b"x", timestamp=-1))  # no timestamp at all
 
 
-def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t", message_timestamp_type="LogAppendTime")
-        for size in (10, 300_000):
-            row = await client.produce("t", batch_of(bytes(size), timestamp=17))
-            assert row.log_append_time_ms >= WORLD_BEGAN_MS
-            answer = await client.fetch("t", row.base_offset, partition_max_bytes=1 << 22)
-            assert records_of(answer)[0].timestamp_ms == row.log_append_time_ms
-            data = bytearray(answer.records)
-            header = parse_header(data)
-            assert header.attributes & 8
-            check_batch(data, 0, header._replace(attributes=0))
-
-    simulated(scenario)
+@simulated()
+async def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right(
+    sim: Simulated,
+) -> None:
+    client = await sim.connect()
+    await client.create("t", message_timestamp_type="LogAppendTime")
+    for size in (10, 300_000):
+        row = await client.produce("t", batch_of(bytes(size), timestamp=17))
+        assert row.log_append_time_ms >= WORLD_BEGAN_MS
+        answer = await client.fetch("t", row.base_offset, partition_max_bytes=1 << 22)
+        assert records_of(answer)[0].timestamp_ms == row.log_append_time_ms
+        data = bytearray(answer.records)
+        header = parse_header(data)
+        assert header.attributes & 8
+        check_batch(data, 0, header._replace(attributes=0))
 
 
 class SlowSync(FaultyDisk):
@@ -539,7 +538,7 @@ def test_large_and_small_appends_of_many_connections_keep_their_order() -> None:
             assert slicer == list(range(30))
 
     for seed in range(3):
-        simulated(scenario, seed=seed)
+        run_simulated(scenario, seed=seed)
 
 
 # Idempotent producers

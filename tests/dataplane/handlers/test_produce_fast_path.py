@@ -39,7 +39,7 @@ from tests.dataplane.serving import (
     batch_of,
     fetch_message,
     request,
-    simulated,
+    run_simulated,
 )
 from tests.examples import examples
 from tests.wire.records.sample_batches import damaged, legacy, rewritten
@@ -266,7 +266,7 @@ def play(
     with pytest.MonkeyPatch.context() as patch:
         if not by_hand:
             patch.setattr(request_form, "decode_one", lambda *_: None)
-        simulated(scenario, log_dirs=LOG_DIRS[:2])
+        run_simulated(scenario, log_dirs=LOG_DIRS[:2])
     return found[0]
 
 

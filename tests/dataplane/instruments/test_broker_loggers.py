@@ -18,7 +18,7 @@ from metaquorum.wire.messages.incremental_alter_configs import (
 from metaquorum.wire.messages.list_config_resources import ListConfigResourcesRequest
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.serving import RawClient, Simulated, simulated
+from tests.dataplane.serving import RawClient, Simulated, run_simulated, simulated
 
 LOGGERS = 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -79,29 +79,27 @@ async def levels(client: RawClient, *names: str) -> dict[str, str]:
     return shown
 
 
-def test_levels_are_set_unset_and_shown() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        everything = await levels(client)
-        named = ("metaquorum", "metaquorum.dataplane", "metaquorum.dataplane.log")
-        assert {"root", *named, NAME, f"{NAME}.recovery"} <= set(everything)
-        module = logging.getLogger(f"{NAME}.recovery")
-        assert await change(client, (NAME, SET, "DEBUG")) == (ErrorCode.NONE, None)
-        assert module.isEnabledFor(logging.DEBUG)
-        assert await levels(client, NAME, "root", "no.such") == {NAME: "DEBUG", "root": "INFO"}
-        assert await change(client, ("root", SET, "ERROR"), (NAME, DELETE, None)) == (
-            ErrorCode.NONE,
-            None,
-        )
-        assert await levels(client, NAME, "root") == {NAME: "ERROR", "root": "ERROR"}
-        assert not module.isEnabledFor(logging.WARNING)
-        assert await change(client, (NAME, SET, "TRACE"), validate_only=True) == (
-            ErrorCode.NONE,
-            None,
-        )
-        assert await levels(client, NAME) == {NAME: "ERROR"}
-
-    simulated(scenario)
+@simulated()
+async def test_levels_are_set_unset_and_shown(node: Simulated) -> None:
+    client = await node.connect()
+    everything = await levels(client)
+    named = ("metaquorum", "metaquorum.dataplane", "metaquorum.dataplane.log")
+    assert {"root", *named, NAME, f"{NAME}.recovery"} <= set(everything)
+    module = logging.getLogger(f"{NAME}.recovery")
+    assert await change(client, (NAME, SET, "DEBUG")) == (ErrorCode.NONE, None)
+    assert module.isEnabledFor(logging.DEBUG)
+    assert await levels(client, NAME, "root", "no.such") == {NAME: "DEBUG", "root": "INFO"}
+    assert await change(client, ("root", SET, "ERROR"), (NAME, DELETE, None)) == (
+        ErrorCode.NONE,
+        None,
+    )
+    assert await levels(client, NAME, "root") == {NAME: "ERROR", "root": "ERROR"}
+    assert not module.isEnabledFor(logging.WARNING)
+    assert await change(client, (NAME, SET, "TRACE"), validate_only=True) == (
+        ErrorCode.NONE,
+        None,
+    )
+    assert await levels(client, NAME) == {NAME: "ERROR"}
 
 
 NOT_SUPPORTED = "as it is not a supported log level"
@@ -120,7 +118,7 @@ NOT_SUPPORTED = "as it is not a supported log level"
     ],
 )
 def test_unknown_loggers_and_levels_are_refused(changes: list[Change], text: str) -> None:
-    simulated(refused(changes, ErrorCode.INVALID_CONFIG, text))
+    run_simulated(refused(changes, ErrorCode.INVALID_CONFIG, text))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ def test_odd_changes_are_refused_as_by_a_real_kafka(
     changes: list[Change], node: str, text: str
 ) -> None:
     """All texts are those of Kafka 4.3.1, except for an unknown operation, on which it fails."""
-    simulated(refused(changes, ErrorCode.INVALID_REQUEST, text, node))
+    run_simulated(refused(changes, ErrorCode.INVALID_REQUEST, text, node))
 
 
 def refused(
@@ -161,59 +159,52 @@ def refused(
     return scenario
 
 
-def test_other_nodes_are_not_described() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for name, text in (
-            ("2", "Unexpected broker id, expected 1 but received 2"),
-            ("", "Broker id must not be empty"),
-            ("x", "Broker id must be an integer, but it is: x"),
-        ):
-            assert await describe(client, node=name) == (ErrorCode.INVALID_REQUEST, text, {})
-
-    simulated(scenario)
+@simulated()
+async def test_other_nodes_are_not_described(node: Simulated) -> None:
+    client = await node.connect()
+    for name, text in (
+        ("2", "Unexpected broker id, expected 1 but received 2"),
+        ("", "Broker id must not be empty"),
+        ("x", "Broker id must be an integer, but it is: x"),
+    ):
+        assert await describe(client, node=name) == (ErrorCode.INVALID_REQUEST, text, {})
 
 
-def test_the_older_request_does_not_change_them() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        config = alter_configs.AlterableConfig(name=NAME, value="DEBUG")
-        resource = alter_configs.AlterConfigsResource(
-            resource_type=LOGGERS, resource_name="1", configs=[config]
-        )
-        message = alter_configs.AlterConfigsRequest(resources=[resource])
-        (answer,) = (await client.call(ApiKey.ALTER_CONFIGS, message, 2)).responses
-        assert answer.error_code == ErrorCode.INVALID_REQUEST
-        assert answer.error_message == "Unknown resource type 8"
-
-    simulated(scenario)
+@simulated()
+async def test_the_older_request_does_not_change_them(node: Simulated) -> None:
+    client = await node.connect()
+    config = alter_configs.AlterableConfig(name=NAME, value="DEBUG")
+    resource = alter_configs.AlterConfigsResource(
+        resource_type=LOGGERS, resource_name="1", configs=[config]
+    )
+    message = alter_configs.AlterConfigsRequest(resources=[resource])
+    (answer,) = (await client.call(ApiKey.ALTER_CONFIGS, message, 2)).responses
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert answer.error_message == "Unknown resource type 8"
 
 
-def test_loggers_are_listed_by_worker() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        message = ListConfigResourcesRequest(resource_types=[LOGGERS])
-        answer = await client.call(ApiKey.LIST_CONFIG_RESOURCES, message, 1)
-        listed = [(each.resource_type, each.resource_name) for each in answer.config_resources]
-        assert listed == [(LOGGERS, "1")]
-
-    simulated(scenario)
+@simulated()
+async def test_loggers_are_listed_by_worker(node: Simulated) -> None:
+    client = await node.connect()
+    message = ListConfigResourcesRequest(resource_types=[LOGGERS])
+    answer = await client.call(ApiKey.LIST_CONFIG_RESOURCES, message, 1)
+    listed = [(each.resource_type, each.resource_name) for each in answer.config_resources]
+    assert listed == [(LOGGERS, "1")]
 
 
-def test_the_log_names_the_client_that_changes_a_level(caplog: pytest.LogCaptureFixture) -> None:
+@simulated()
+async def test_the_log_names_the_client_that_changes_a_level(
+    node: Simulated, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also if no line below FATAL appears before, or after."""
-
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for level in ("FATAL", "INFO"):
-            caplog.clear()
-            assert (await change(client, ("root", SET, level)))[0] is ErrorCode.NONE
-            assert "'User:ANONYMOUS' at " in caplog.text
-            assert f"sets log levels: root to {level}, it was" in caplog.text
-        # Lines of clients have a limit.
+    client = await node.connect()
+    for level in ("FATAL", "INFO"):
         caplog.clear()
-        for _ in range(100):
-            await change(client, (NAME, SET, "DEBUG"))
-        assert len(caplog.records) < 30
-
-    simulated(scenario)
+        assert (await change(client, ("root", SET, level)))[0] is ErrorCode.NONE
+        assert "'User:ANONYMOUS' at " in caplog.text
+        assert f"sets log levels: root to {level}, it was" in caplog.text
+    # Lines of clients have a limit.
+    caplog.clear()
+    for _ in range(100):
+        await change(client, (NAME, SET, "DEBUG"))
+    assert len(caplog.records) < 30

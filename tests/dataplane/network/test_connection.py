@@ -24,6 +24,7 @@ from tests.dataplane.serving import (
     produce_message,
     records_of,
     request,
+    run_simulated,
     serving,
     simulated,
 )
@@ -100,22 +101,22 @@ async def test_a_pipelined_mix_is_answered_in_order_however_it_is_cut(tmp_path: 
             assert [await client.correlation_id() for _ in expected] == expected
 
 
-def test_a_long_poll_holds_back_what_comes_behind_it_and_loses_nothing() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client, other = await sim.connect(), await sim.connect()
-        await client.create("t")
-        began = sim.now
-        await client.send(long_poll(1, "t", 0, 3000) + metadata(2) + long_poll(3, "t", 0, 500))
-        assert [await client.correlation_id() for _ in range(3)] == [1, 2, 3]
-        assert 3.5 <= sim.now - began < 3.6
-        await client.send(metadata(4) + long_poll(5, "t", 0, 60_000) + metadata(6))
-        assert await client.correlation_id() == 4
-        began = sim.now
-        await other.produce("t", batch_of(b"at last"))
-        assert [await client.correlation_id(), await client.correlation_id()] == [5, 6]
-        assert sim.now - began < 0.1
-
-    simulated(scenario)
+@simulated()
+async def test_a_long_poll_holds_back_what_comes_behind_it_and_loses_nothing(
+    sim: Simulated,
+) -> None:
+    client, other = await sim.connect(), await sim.connect()
+    await client.create("t")
+    began = sim.now
+    await client.send(long_poll(1, "t", 0, 3000) + metadata(2) + long_poll(3, "t", 0, 500))
+    assert [await client.correlation_id() for _ in range(3)] == [1, 2, 3]
+    assert 3.5 <= sim.now - began < 3.6
+    await client.send(metadata(4) + long_poll(5, "t", 0, 60_000) + metadata(6))
+    assert await client.correlation_id() == 4
+    began = sim.now
+    await other.produce("t", batch_of(b"at last"))
+    assert [await client.correlation_id(), await client.correlation_id()] == [5, 6]
+    assert sim.now - began < 0.1
 
 
 def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
@@ -139,7 +140,7 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
         assert len(sim.worker.long_polls) <= 1
 
     for seed in range(8):
-        simulated(scenario, seed=seed)
+        run_simulated(scenario, seed=seed)
     gc.collect()  # "never awaited" is a warning, and warnings are errors
 
 
@@ -164,7 +165,7 @@ def test_requests_that_arrive_as_the_node_stops_are_answered_or_not_begun() -> N
         sim.world.count("answered", with_answers)
 
     for seed in range(5):
-        simulated(scenario, seed=seed)
+        run_simulated(scenario, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -227,22 +228,22 @@ async def flood(client: RawClient, data: bytes, counts: list[int] | None = None)
             counts.append(len(data))
 
 
-def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle() -> None:
-    async def scenario(sim: Simulated) -> None:
-        client, deaf = await sim.connect(), await sim.connect()
-        await client.create("t")
-        for _ in range(20):
-            await client.produce("t", batch_of(bytes(60_000)))
-        fetch = long_poll(1, "t", 0, 0)
-        with trio.move_on_after(5):  # until the connection takes no more bytes
-            await flood(deaf, fetch, counts := [])
-        assert sum(counts) < 2 * 64 * 1024  # capacity of the network and of one frame buffer
-        assert await client.call(ApiKey.METADATA, MetadataRequest(topics=[]))
-        await sim.runtime.clock.sleep_until(sim.runtime.clock.monotonic() + 12)
-        with pytest.raises(OSError, match=r"reset|pipe"):
-            await flood(deaf, fetch)
-
-    simulated(scenario, connections_max_idle_ms=10_000)
+@simulated(connections_max_idle_ms=10_000)
+async def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle(
+    sim: Simulated,
+) -> None:
+    client, deaf = await sim.connect(), await sim.connect()
+    await client.create("t")
+    for _ in range(20):
+        await client.produce("t", batch_of(bytes(60_000)))
+    fetch = long_poll(1, "t", 0, 0)
+    with trio.move_on_after(5):  # until the connection takes no more bytes
+        await flood(deaf, fetch, counts := [])
+    assert sum(counts) < 2 * 64 * 1024  # capacity of the network and of one frame buffer
+    assert await client.call(ApiKey.METADATA, MetadataRequest(topics=[]))
+    await sim.runtime.clock.sleep_until(sim.runtime.clock.monotonic() + 12)
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        await flood(deaf, fetch)
 
 
 @in_trio

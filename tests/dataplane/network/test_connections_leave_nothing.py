@@ -95,22 +95,20 @@ async def waits_for_records(client: RawClient) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meet", [served, sends_nonsense, waits_for_records])
-def test_a_connection_leaves_nothing(meet: Callable[[RawClient], Awaitable[object]]) -> None:
-    async def scenario(node: Simulated) -> None:
-        await leaves_nothing(node, meet)
-
-    simulated(scenario)
+@simulated()
+async def test_a_connection_leaves_nothing(
+    node: Simulated, meet: Callable[[RawClient], Awaitable[object]]
+) -> None:
+    await leaves_nothing(node, meet)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meet", [logs_in, guesses, stops_half_way, sends_nonsense])
-def test_one_that_has_to_log_in_leaves_nothing(
-    meet: Callable[[RawClient], Awaitable[object]],
+@secured()
+async def test_one_that_has_to_log_in_leaves_nothing(
+    node: Simulated, meet: Callable[[RawClient], Awaitable[object]]
 ) -> None:
-    async def scenario(node: Simulated) -> None:
-        await leaves_nothing(node, meet)
-
-    secured(scenario)
+    await leaves_nothing(node, meet)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMecha
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.changes import change_scram_credentials
 from tests.dataplane.network.test_sasl_authenticator import authenticate, handshake, log_in, secured
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, Together, run_together
 from tests.dataplane.serving import RawClient, Simulated, listening
 
 MECHANISMS = tuple(ScramMechanism)
@@ -63,23 +63,19 @@ async def restart(node: Simulated) -> None:
     await node.on_machine.start()
 
 
-def test_a_decoy_has_the_form_of_a_user_created_with_the_defaults() -> None:
-    async def scenario(node: Simulated) -> None:
-        await create(node, "carol", "pencil", *MECHANISMS)
-        shown = await challenges(node, "carol", "nobody", "n" * 300)
-        assert {each.form for each in shown} == {FORM}
-        assert len({each.salt for each in shown}) == len(shown), "no salt is shown twice"
-
-    secured(scenario)
+@secured()
+async def test_a_decoy_has_the_form_of_a_user_created_with_the_defaults(node: Simulated) -> None:
+    await create(node, "carol", "pencil", *MECHANISMS)
+    shown = await challenges(node, "carol", "nobody", "n" * 300)
+    assert {each.form for each in shown} == {FORM}
+    assert len({each.salt for each in shown}) == len(shown), "no salt is shown twice"
 
 
-def test_a_decoy_is_the_same_after_a_restart_without_a_secret() -> None:
-    async def scenario(node: Simulated) -> None:
-        before = await challenges(node, "nobody", "somebody")
-        await restart(node)
-        assert await challenges(node, "nobody", "somebody") == before
-
-    secured(scenario)
+@secured()
+async def test_a_decoy_is_the_same_after_a_restart_without_a_secret(node: Simulated) -> None:
+    before = await challenges(node, "nobody", "somebody")
+    await restart(node)
+    assert await challenges(node, "nobody", "somebody") == before
 
 
 def test_every_worker_shows_the_same_decoy_before_and_after_a_kill() -> None:
@@ -111,36 +107,31 @@ def test_every_worker_shows_the_same_decoy_before_and_after_a_kill() -> None:
         await cluster.restart(2)
         assert await shown() == before
 
-    together(scenario, node_options=options)
+    run_together(scenario, node_options=options)
 
 
-def test_a_user_of_one_mechanism_has_a_decoy_of_the_other() -> None:
-    async def scenario(node: Simulated) -> None:
-        other, own = MECHANISMS
-        before = await challenge(node, "carol", other)
-        await create(node, "carol", "pencil", own)
-        assert await challenge(node, "carol", other) == before
-        assert (await challenge(node, "carol", own)).form == before.form == FORM
-
-    secured(scenario)
+@secured()
+async def test_a_user_of_one_mechanism_has_a_decoy_of_the_other(node: Simulated) -> None:
+    other, own = MECHANISMS
+    before = await challenge(node, "carol", other)
+    await create(node, "carol", "pencil", own)
+    assert await challenge(node, "carol", other) == before
+    assert (await challenge(node, "carol", own)).form == before.form == FORM
 
 
-def test_a_deleted_user_is_shown_with_the_salt_that_it_had() -> None:
+@secured()
+async def test_a_deleted_user_is_shown_with_the_salt_that_it_had(node: Simulated) -> None:
     """The same after a restart; and the user's former password is refused."""
-
-    async def scenario(node: Simulated) -> None:
-        own = MECHANISMS[0]
-        await create(node, "carol", "pencil", own)
-        shown = await challenges(node, "carol")
-        await change(node, UserScramChange("carol", (int(own),)))
-        assert await challenges(node, "carol") == shown
-        await restart(node)
-        assert await challenges(node, "carol") == shown
-        refused = await log_in(await node.connect(), own.sasl_name, "carol", "pencil")
-        assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-        await create(node, "carol", "another", own)
-        assert await challenge(node, "carol", own) != shown[0]
-        answer = await log_in(await node.connect(), own.sasl_name, "carol", "another")
-        assert answer.error_code == 0
-
-    secured(scenario)
+    own = MECHANISMS[0]
+    await create(node, "carol", "pencil", own)
+    shown = await challenges(node, "carol")
+    await change(node, UserScramChange("carol", (int(own),)))
+    assert await challenges(node, "carol") == shown
+    await restart(node)
+    assert await challenges(node, "carol") == shown
+    refused = await log_in(await node.connect(), own.sasl_name, "carol", "pencil")
+    assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    await create(node, "carol", "another", own)
+    assert await challenge(node, "carol", own) != shown[0]
+    answer = await log_in(await node.connect(), own.sasl_name, "carol", "another")
+    assert answer.error_code == 0

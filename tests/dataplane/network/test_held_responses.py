@@ -23,7 +23,7 @@ from metaquorum.simulations.kernel.network import SimulatedConnection
 from metaquorum.wire.messages.api_versions import ApiVersionsRequest
 from metaquorum.wire.primitives.errors import WireError
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.serving import Simulated, simulated
+from tests.dataplane.serving import Simulated, run_simulated
 from tests.nodes import PATIENCE_S
 
 RESPONSE = b"small response " * 100
@@ -189,7 +189,7 @@ def test_responses_that_the_client_does_not_take_are_not_held_again_and_again(
         assert True in held
 
     monkeypatch.setattr(SimulatedConnection, "send_soon", counted)
-    simulated(scenario)
+    run_simulated(scenario)
 
 
 def test_a_drain_sends_held_responses_that_the_client_did_not_take() -> None:

@@ -283,54 +283,50 @@ def test_the_process_is_told(tmp_path: Path) -> None:
     assert abs(value(samples, "process_start_time_seconds") - began_s) < lived_s
 
 
-def test_replication_is_told() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3))
-        client = await cluster.connect(1)
-        batch = batch_of(b"one")
-        await client.produce("t", batch)
-        leader, follower = (cluster.replica(node, "t") for node in (1, 2))
-        await cluster.until(lambda: follower.high_watermark == 1)
-        assert leader.traffic[:4] == (1, len(batch), 0, 0)
-        assert leader.traffic.replicated_bytes_out == 2 * len(batch)
-        assert follower.traffic == (0, 0, 0, len(batch), 0)
-        context = cluster.worker(1).isr_manager.context
-        assert (context.isr_shrinks, context.isr_expands) == (0, 0)
-        await cluster.kill(3)
-        await cluster.until(lambda: len(leader.isr) == 2)
-        assert context.isr_shrinks == 1
-
-    together(scenario)
+@together()
+async def test_replication_is_told(cluster: Together) -> None:
+    await cluster.create("t", (1, 2, 3))
+    client = await cluster.connect(1)
+    batch = batch_of(b"one")
+    await client.produce("t", batch)
+    leader, follower = (cluster.replica(node, "t") for node in (1, 2))
+    await cluster.until(lambda: follower.high_watermark == 1)
+    assert leader.traffic[:4] == (1, len(batch), 0, 0)
+    assert leader.traffic.replicated_bytes_out == 2 * len(batch)
+    assert follower.traffic == (0, 0, 0, len(batch), 0)
+    context = cluster.worker(1).isr_manager.context
+    assert (context.isr_shrinks, context.isr_expands) == (0, 0)
+    await cluster.kill(3)
+    await cluster.until(lambda: len(leader.isr) == 2)
+    assert context.isr_shrinks == 1
 
 
-def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2))
-        client = await cluster.connect(1)
-        await client.produce("t", batch_of(b"one"))
-        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 1)
-        assert cluster.worker(2).fetchers.max_lag() == 0
-        await cluster.kill(2)
-        await cluster.until(lambda: len(cluster.replica(1, "t").isr) == 1)
-        count = 200
-        for number in range(count):
-            await client.produce("t", batch_of(b"%d" % number))
-        await cluster.restart(2)
-        lags: list[int] = []
+@together(replica_fetch_max_bytes=100)
+async def test_what_a_follower_lacks_is_told_while_it_lacks_it(cluster: Together) -> None:
+    await cluster.create("t", (1, 2))
+    client = await cluster.connect(1)
+    await client.produce("t", batch_of(b"one"))
+    await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 1)
+    assert cluster.worker(2).fetchers.max_lag() == 0
+    await cluster.kill(2)
+    await cluster.until(lambda: len(cluster.replica(1, "t").isr) == 1)
+    count = 200
+    for number in range(count):
+        await client.produce("t", batch_of(b"%d" % number))
+    await cluster.restart(2)
+    lags: list[int] = []
 
-        def has_caught_up() -> bool:
-            lag = cluster.worker(2).fetchers.max_lag()
-            end = cluster.replica(2, "t").log.log_end_offset
-            if lag:
-                lags.append(lag)
-                assert abs(end + lag - (count + 1)) <= 1  # a record in flight
-            return end == count + 1 and not lag
+    def has_caught_up() -> bool:
+        lag = cluster.worker(2).fetchers.max_lag()
+        end = cluster.replica(2, "t").log.log_end_offset
+        if lag:
+            lags.append(lag)
+            assert abs(end + lag - (count + 1)) <= 1  # a record in flight
+        return end == count + 1 and not lag
 
-        await cluster.until(has_caught_up)
-        assert lags == sorted(lags, reverse=True)
-        assert len(set(lags)) > 1
-
-    together(scenario, replica_fetch_max_bytes=100)
+    await cluster.until(has_caught_up)
+    assert lags == sorted(lags, reverse=True)
+    assert len(set(lags)) > 1
 
 
 def partition(leader: int, epoch: int, **more: Any) -> PartitionImage:

@@ -24,7 +24,7 @@ from metaquorum.wire.protocol.apis import ApiKey
 from tests.counted_work import Steps
 from tests.dataplane.handlers.groups.clients import CONFIGS, GroupClient
 from tests.dataplane.prometheus.test_collector import read, scrape, value
-from tests.dataplane.replication.together import Together, together
+from tests.dataplane.replication.together import Together, run_together, together
 from tests.dataplane.serving import WORLD_BEGAN_MS, batch_of, in_trio, serving
 
 STATES = "kafka_coordinator_group_groupmetadatamanager_num"
@@ -126,52 +126,48 @@ async def with_topics(cluster: Together, count: int = 3) -> tuple[Any, GroupClie
     return worker, GroupClient(await cluster.connect(found.node_id))
 
 
-def test_ends_are_those_of_the_leaders_at_most_each_ten_seconds() -> None:
-    async def scenario(cluster: Together) -> None:
-        worker, client = await with_topics(cluster)
-        for number in (1, 2, 3):
-            assert await client.commit(number, topic=f"t{number}") == [ErrorCode.NONE]
-        lags = GroupLags(worker)
-        samples = await page_of(worker, lags)
-        assert lags_in(samples) == {("g", "t1"): 2, ("g", "t2"): 1, ("g", "t3"): 0}
-        seconds = lags_in(samples, "seconds")
-        now_s = (worker.clock.now_ms() - WORLD_BEGAN_MS) / 1000
-        assert seconds["g", "t1"] == pytest.approx(now_s, abs=1)
-        assert seconds["g", "t3"] == 0
-        for number in (1, 2, 3):
-            leader = await cluster.connect(number)
-            await leader.produce(f"t{number}", batch_of(b"x"))
-        assert lags_in(await page_of(worker, lags)) == lags_in(samples)
-        await cluster.world.sleep(REFRESH_S)
-        assert lags_in(await page_of(worker, lags)) == {
-            ("g", "t1"): 3,
-            ("g", "t2"): 2,
-            ("g", "t3"): 1,
-        }
-
-    together(scenario, **CONFIGS)
+@together(**CONFIGS)
+async def test_ends_are_those_of_the_leaders_at_most_each_ten_seconds(cluster: Together) -> None:
+    worker, client = await with_topics(cluster)
+    for number in (1, 2, 3):
+        assert await client.commit(number, topic=f"t{number}") == [ErrorCode.NONE]
+    lags = GroupLags(worker)
+    samples = await page_of(worker, lags)
+    assert lags_in(samples) == {("g", "t1"): 2, ("g", "t2"): 1, ("g", "t3"): 0}
+    seconds = lags_in(samples, "seconds")
+    now_s = (worker.clock.now_ms() - WORLD_BEGAN_MS) / 1000
+    assert seconds["g", "t1"] == pytest.approx(now_s, abs=1)
+    assert seconds["g", "t3"] == 0
+    for number in (1, 2, 3):
+        leader = await cluster.connect(number)
+        await leader.produce(f"t{number}", batch_of(b"x"))
+    assert lags_in(await page_of(worker, lags)) == lags_in(samples)
+    await cluster.world.sleep(REFRESH_S)
+    assert lags_in(await page_of(worker, lags)) == {
+        ("g", "t1"): 3,
+        ("g", "t2"): 2,
+        ("g", "t3"): 1,
+    }
 
 
-def test_a_leader_that_does_not_answer_has_no_lags() -> None:
-    async def scenario(cluster: Together) -> None:
-        worker, client = await with_topics(cluster)
-        for number in (1, 2, 3):
-            await client.commit(number, topic=f"t{number}")
-        lags = GroupLags(worker)
-        await page_of(worker, lags)
-        lost = 1 + worker.worker_id % 3
-        await cluster.kill(lost)
-        await cluster.world.sleep(REFRESH_S)
-        samples = await page_of(worker, lags)
-        assert ("g", f"t{lost}") not in lags_in(samples)
-        assert len(lags_in(samples)) == 2
-        assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 1
-        await cluster.restart(lost)
-        await cluster.until(lambda: cluster.state(f"t{lost}", worker.worker_id).leader == lost)
-        await cluster.world.sleep(REFRESH_S)
-        assert len(lags_in(await page_of(worker, lags))) == 3
-
-    together(scenario, **CONFIGS)
+@together(**CONFIGS)
+async def test_a_leader_that_does_not_answer_has_no_lags(cluster: Together) -> None:
+    worker, client = await with_topics(cluster)
+    for number in (1, 2, 3):
+        await client.commit(number, topic=f"t{number}")
+    lags = GroupLags(worker)
+    await page_of(worker, lags)
+    lost = 1 + worker.worker_id % 3
+    await cluster.kill(lost)
+    await cluster.world.sleep(REFRESH_S)
+    samples = await page_of(worker, lags)
+    assert ("g", f"t{lost}") not in lags_in(samples)
+    assert len(lags_in(samples)) == 2
+    assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 1
+    await cluster.restart(lost)
+    await cluster.until(lambda: cluster.state(f"t{lost}", worker.worker_id).leader == lost)
+    await cluster.world.sleep(REFRESH_S)
+    assert len(lags_in(await page_of(worker, lags))) == 3
 
 
 def test_the_largest_of_many_lags_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,24 +191,21 @@ def test_the_largest_of_many_lags_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(lags_in(samples)) == 1
         assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 2
 
-    together(scenario, **CONFIGS)
+    run_together(scenario, **CONFIGS)
 
 
-def test_groups_with_long_ids_have_no_rows() -> None:
+@together(**CONFIGS)
+async def test_groups_with_long_ids_have_no_rows(cluster: Together) -> None:
     """A thousand of them would make a page of 60 MB."""
-
-    async def scenario(cluster: Together) -> None:
-        worker, client = await with_topics(cluster)
-        count = len(worker.image.topic("__consumer_offsets").partitions)
-        long = next(
-            "l" * length
-            for length in range(256, 10_000)
-            if partition_of("l" * length, count) == partition_of("g", count)
-        )
-        for group_id in ("g", long):
-            await client.commit(1, topic="t1", group_id=group_id)
-        samples = await page_of(worker, GroupLags(worker))
-        assert lags_in(samples) == {("g", "t1"): 2}
-        assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 1
-
-    together(scenario, **CONFIGS)
+    worker, client = await with_topics(cluster)
+    count = len(worker.image.topic("__consumer_offsets").partitions)
+    long = next(
+        "l" * length
+        for length in range(256, 10_000)
+        if partition_of("l" * length, count) == partition_of("g", count)
+    )
+    for group_id in ("g", long):
+        await client.commit(1, topic="t1", group_id=group_id)
+    samples = await page_of(worker, GroupLags(worker))
+    assert lags_in(samples) == {("g", "t1"): 2}
+    assert value(samples, "metaquorum_metrics_left_out", what="group lags") == 1

@@ -27,7 +27,7 @@ from tests.dataplane.prometheus.test_collector import (
     scrape,
     value,
 )
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, Together, run_together, together
 from tests.dataplane.serving import (
     RawClient,
     Simulated,
@@ -147,44 +147,42 @@ async def coordinated(cluster: Together) -> tuple[Any, int, int]:
     return worker, others[0], others[1]
 
 
-def test_markers_wait_for_a_leader_and_completions_for_replicas() -> None:
-    async def scenario(cluster: Together) -> None:
-        worker, lost, _ = await coordinated(cluster)
-        await cluster.create("t", (lost,))
-        client = await cluster.connect(worker.worker_id)
-        producer = await begin(worker, "x")
-        await cluster.kill(lost)
-        await cluster.until(lambda: cluster.state("t", worker.worker_id).leader < 0)
-        isr = lambda: cluster.state(TRANSACTION_STATE, worker.worker_id).isr  # noqa: E731
-        await cluster.until(lambda: len(isr()) == 2)
-        await end(worker, "x", producer)
-        await cluster.until(lambda: worker.transactions.markers.leaderless_count)
-        waiting = page_of(worker)
-        assert states(waiting) == {"PrepareCommit": 1}
-        assert value(waiting, MARKERS + "unknowndestinationqueuesize") == 1
-        assert value(waiting, ENDED, outcome="commit") == 1
-        assert value(waiting, "metaquorum_transaction_markers_ms_count") == 0
-        await cluster.until(lambda: worker.transactions.markers.retry_count > 3)
-        assert value(page_of(worker), "metaquorum_transaction_marker_retries_total") > 3
-        assert value(page_of(worker), MARKERS + "unknowndestinationqueuesize") == 1
-        await set_min_isr(cluster, 3)
-        await cluster.until(lambda: log_of(cluster, worker).config.min_insync_replicas == 3)
-        await client.delete("t")  # so no marker is missing any longer
-        shard = worker.transactions.shards[0]
-        await cluster.until(lambda: shard.unwritten_count)
-        refused = page_of(worker)
-        assert states(refused) == {"PrepareCommit": 1}
-        assert value(refused, MARKERS + "unknowndestinationqueuesize") == 0
-        assert value(refused, MARKERS + "logappendretryqueuesize") == 1
-        assert value(refused, "metaquorum_transaction_markers_ms_count") == 1
-        await set_min_isr(cluster, 2)
-        await cluster.until(lambda: worker.transactions.counts()[State.COMPLETE_COMMIT])
-        done = page_of(worker)
-        assert states(done) == {"CompleteCommit": 1}
-        assert value(done, MARKERS + "logappendretryqueuesize") == 0
-        assert value(done, ENDED, outcome="commit") == 1
-
-    together(scenario, **CONFIGS)
+@together(**CONFIGS)
+async def test_markers_wait_for_a_leader_and_completions_for_replicas(cluster: Together) -> None:
+    worker, lost, _ = await coordinated(cluster)
+    await cluster.create("t", (lost,))
+    client = await cluster.connect(worker.worker_id)
+    producer = await begin(worker, "x")
+    await cluster.kill(lost)
+    await cluster.until(lambda: cluster.state("t", worker.worker_id).leader < 0)
+    isr = lambda: cluster.state(TRANSACTION_STATE, worker.worker_id).isr  # noqa: E731
+    await cluster.until(lambda: len(isr()) == 2)
+    await end(worker, "x", producer)
+    await cluster.until(lambda: worker.transactions.markers.leaderless_count)
+    waiting = page_of(worker)
+    assert states(waiting) == {"PrepareCommit": 1}
+    assert value(waiting, MARKERS + "unknowndestinationqueuesize") == 1
+    assert value(waiting, ENDED, outcome="commit") == 1
+    assert value(waiting, "metaquorum_transaction_markers_ms_count") == 0
+    await cluster.until(lambda: worker.transactions.markers.retry_count > 3)
+    assert value(page_of(worker), "metaquorum_transaction_marker_retries_total") > 3
+    assert value(page_of(worker), MARKERS + "unknowndestinationqueuesize") == 1
+    await set_min_isr(cluster, 3)
+    await cluster.until(lambda: log_of(cluster, worker).config.min_insync_replicas == 3)
+    await client.delete("t")  # so no marker is missing any longer
+    shard = worker.transactions.shards[0]
+    await cluster.until(lambda: shard.unwritten_count)
+    refused = page_of(worker)
+    assert states(refused) == {"PrepareCommit": 1}
+    assert value(refused, MARKERS + "unknowndestinationqueuesize") == 0
+    assert value(refused, MARKERS + "logappendretryqueuesize") == 1
+    assert value(refused, "metaquorum_transaction_markers_ms_count") == 1
+    await set_min_isr(cluster, 2)
+    await cluster.until(lambda: worker.transactions.counts()[State.COMPLETE_COMMIT])
+    done = page_of(worker)
+    assert states(done) == {"CompleteCommit": 1}
+    assert value(done, MARKERS + "logappendretryqueuesize") == 0
+    assert value(done, ENDED, outcome="commit") == 1
 
 
 def log_of(cluster: Together, worker: Any) -> Any:
@@ -200,51 +198,48 @@ async def set_min_isr(cluster: Together, least: int) -> None:
     await controller._proposer.change(lambda _: Decision(None, [record]))
 
 
-def test_counts_by_state_follow_the_leader_of_the_partition() -> None:
-    async def scenario(cluster: Together) -> None:
-        worker, other, another = await coordinated(cluster)
-        await cluster.create("t", (other,))
-        await end(worker, "c", await begin(worker, "c"))
-        await begin(worker, "o")
-        await cluster.until(lambda: worker.transactions.counts()[State.COMPLETE_COMMIT])
-        await cluster.kill(worker.worker_id)
-        rest = [cluster.worker(node_id) for node_id in (other, another)]
-        await cluster.until(lambda: any(each.transactions.shards for each in rest))
-        (heir,) = [each for each in rest if each.transactions.shards]
-        samples = page_of(heir)
-        assert states(samples) == {"Ongoing": 1, "CompleteCommit": 1}
-        assert value(samples, ENDED, outcome="commit") == 0  # which another worker decided
-        assert value(samples, "metaquorum_transaction_partition_loads_total") == 1
-
-    together(scenario, **CONFIGS)
+@together(**CONFIGS)
+async def test_counts_by_state_follow_the_leader_of_the_partition(cluster: Together) -> None:
+    worker, other, another = await coordinated(cluster)
+    await cluster.create("t", (other,))
+    await end(worker, "c", await begin(worker, "c"))
+    await begin(worker, "o")
+    await cluster.until(lambda: worker.transactions.counts()[State.COMPLETE_COMMIT])
+    await cluster.kill(worker.worker_id)
+    rest = [cluster.worker(node_id) for node_id in (other, another)]
+    await cluster.until(lambda: any(each.transactions.shards for each in rest))
+    (heir,) = [each for each in rest if each.transactions.shards]
+    samples = page_of(heir)
+    assert states(samples) == {"Ongoing": 1, "CompleteCommit": 1}
+    assert value(samples, ENDED, outcome="commit") == 0  # which another worker decided
+    assert value(samples, "metaquorum_transaction_partition_loads_total") == 1
 
 
-def test_transactions_that_time_out_are_counted_and_expired_ids_are_not() -> None:
-    async def scenario(node: Simulated) -> None:
-        client, worker = await node.connect(), node.worker
-        await client.create("t")
-        await worker.internal_topics.ensure(TRANSACTION_STATE)
-        while 0 not in worker.transactions.shards:
-            await node.world.sleep(0.01)
-        await begin(worker, "x", timeout_ms=1000)
-        assert states(page_of(worker)) == {"Ongoing": 1}
-        while not worker.transactions.counts()[State.COMPLETE_ABORT]:
-            await node.world.sleep(0.1)
-        samples = page_of(worker)
-        assert states(samples) == {"CompleteAbort": 1}
-        assert value(samples, TIMED_OUT) == 1
-        assert value(samples, ENDED, outcome="abort") == 1
-        while worker.transactions.shards[0].transactions:
-            await node.world.sleep(0.1)
-        assert states(page_of(worker)) == {}
-
-    simulated(
-        scenario,
-        transactional_id_expiration_ms=10_000,
-        transaction_remove_expired_transaction_cleanup_interval_ms=1000,
-        transaction_abort_timed_out_transaction_cleanup_interval_ms=1000,
-        **CONFIGS,
-    )
+@simulated(
+    transactional_id_expiration_ms=10_000,
+    transaction_remove_expired_transaction_cleanup_interval_ms=1000,
+    transaction_abort_timed_out_transaction_cleanup_interval_ms=1000,
+    **CONFIGS,
+)
+async def test_transactions_that_time_out_are_counted_and_expired_ids_are_not(
+    node: Simulated,
+) -> None:
+    client, worker = await node.connect(), node.worker
+    await client.create("t")
+    await worker.internal_topics.ensure(TRANSACTION_STATE)
+    while 0 not in worker.transactions.shards:
+        await node.world.sleep(0.01)
+    await begin(worker, "x", timeout_ms=1000)
+    assert states(page_of(worker)) == {"Ongoing": 1}
+    while not worker.transactions.counts()[State.COMPLETE_ABORT]:
+        await node.world.sleep(0.1)
+    samples = page_of(worker)
+    assert states(samples) == {"CompleteAbort": 1}
+    assert value(samples, TIMED_OUT) == 1
+    assert value(samples, ENDED, outcome="abort") == 1
+    while worker.transactions.shards[0].transactions:
+        await node.world.sleep(0.1)
+    assert states(page_of(worker)) == {}
 
 
 def test_partitions_with_late_transactions_are_counted_by_their_leader() -> None:
@@ -274,7 +269,7 @@ def test_partitions_with_late_transactions_are_counted_by_their_leader() -> None
         partition.appended(MARKER_BYTES)
         assert await late(1) == (1, 0)
 
-    together(
+    run_together(
         scenario,
         transaction_max_timeout_ms=MAX_TIMEOUT_MS,
         transaction_partition_verification_enable="false",

@@ -12,7 +12,7 @@ from metaquorum.wire.messages.describe_client_quotas import (
 )
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas
-from tests.dataplane.serving import Simulated, simulated
+from tests.dataplane.serving import Simulated, run_simulated
 from tests.wire.messages.golden import exchanges
 
 
@@ -48,7 +48,7 @@ def test_quotas_are_altered_and_described_as_a_real_kafka_does_it() -> None:
                 assert answer.error_message == golden.error_message, asked
                 assert in_any_order(answer.entries) == in_any_order(golden.entries), asked
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
 def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
@@ -68,4 +68,4 @@ def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
         found = {entry.entity[0].entity_name: entry.values[0].value for entry in answer.entries}
         assert found == {f"user-{i}": 1.0 + i for i in range(len(changes))}
 
-    simulated(scenario)
+    run_simulated(scenario)

@@ -13,7 +13,7 @@ from metaquorum.quorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs, RequestContext
 from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.changes import change_quotas
-from tests.dataplane.serving import RawClient, Simulated, simulated
+from tests.dataplane.serving import RawClient, Simulated, run_simulated, simulated
 
 ASKED = APIS[ApiKey.API_VERSIONS].request()
 
@@ -54,35 +54,30 @@ def test_who_connects_too_often_is_refused_late_and_served_again_later() -> None
         for _ in range(100):
             assert await is_served(await node.connect())
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_refused_connections_are_counted_nowhere() -> None:
+@simulated(max_connections_per_ip=100)
+async def test_refused_connections_are_counted_nowhere(node: Simulated) -> None:
     """Q9."""
-
-    async def scenario(node: Simulated) -> None:
-        await set_rate(node, 1.0)
-        async with trio.open_nursery() as nursery:
-            for _ in range(100):
-                nursery.start_soon(is_served, await node.connect())
-        rates = node.worker.quotas.connections
-        assert 80 < rates.throttled <= 90
-        await trio.sleep(25)
-        # As many as at first: a leak would exceed max.connections.per.ip.
-        for _ in range(10):
-            assert await is_served(await node.connect())
-
-    simulated(scenario, max_connections_per_ip=100)
-
-
-def test_all_together_wait_for_their_turn() -> None:
-    async def scenario(node: Simulated) -> None:
-        began = node.now
+    await set_rate(node, 1.0)
+    async with trio.open_nursery() as nursery:
         for _ in range(100):
-            assert await is_served(await node.connect())
-        assert node.now - began == pytest.approx(100 / 5 - 10, abs=3)
+            nursery.start_soon(is_served, await node.connect())
+    rates = node.worker.quotas.connections
+    assert 80 < rates.throttled <= 90
+    await trio.sleep(25)
+    # As many as at first: a leak would exceed max.connections.per.ip.
+    for _ in range(10):
+        assert await is_served(await node.connect())
 
-    simulated(scenario, max_connection_creation_rate=5)
+
+@simulated(max_connection_creation_rate=5)
+async def test_all_together_wait_for_their_turn(node: Simulated) -> None:
+    began = node.now
+    for _ in range(100):
+        assert await is_served(await node.connect())
+    assert node.now - began == pytest.approx(100 / 5 - 10, abs=3)
 
 
 LISTENERS = {
@@ -124,7 +119,7 @@ def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> N
         with pytest.raises(AssertionError, match="INVALID_REQUEST"):
             await configure(node, name, "0")
 
-    simulated(scenario, dotted=LISTENERS | {name: "5"})
+    run_simulated(scenario, dotted=LISTENERS | {name: "5"})
 
 
 def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs() -> None:
@@ -156,18 +151,15 @@ def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs(
             await open_by(node, 9092, 10) == 10
         )  # inter-worker listener: not limited by max.connections
 
-    simulated(scenario, dotted=LISTENERS | {name: "3", "max.connections": "8"})
+    run_simulated(scenario, dotted=LISTENERS | {name: "3", "max.connections": "8"})
 
 
-def test_clients_do_not_keep_workers_from_each_other() -> None:
+@simulated(dotted=LISTENERS | {"max.connection.creation.rate": "3"})
+async def test_clients_do_not_keep_workers_from_each_other(node: Simulated) -> None:
     """An inter-worker listener that clients do not use."""
-
-    async def scenario(node: Simulated) -> None:
-        spent_s = await seconds_for(node, 9093, 50) + await seconds_for(node, 9094, 50)
-        assert 3 * (spent_s + 11) + 2 >= 100
-        assert await seconds_for(node, 9092, 100) < 3
-
-    simulated(scenario, dotted=LISTENERS | {"max.connection.creation.rate": "3"})
+    spent_s = await seconds_for(node, 9093, 50) + await seconds_for(node, 9094, 50)
+    assert 3 * (spent_s + 11) + 2 >= 100
+    assert await seconds_for(node, 9092, 100) < 3
 
 
 def test_addresses_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +178,7 @@ def test_addresses_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
             rates.refusal_s(f"10.0.1.{number}")
         assert len(rates) == 20
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
 def test_an_address_with_much_use_is_not_forgotten_for_others(
@@ -208,31 +200,27 @@ def test_an_address_with_much_use_is_not_forgotten_for_others(
         rates.refusal_s("10.0.1.1")
         assert rates.refusal_s("192.0.2.1") > 0
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
-def test_connections_before_a_limit_count_when_it_is_set() -> None:
-    async def scenario(node: Simulated) -> None:
-        await seconds_for(node, 9092, 100)
-        await configure(node, "max.connection.creation.rate", "5")
-        assert node.worker.quotas.connections.pause_s("PLAINTEXT") > 0
-
-    simulated(scenario)
+@simulated()
+async def test_connections_before_a_limit_count_when_it_is_set(node: Simulated) -> None:
+    await seconds_for(node, 9092, 100)
+    await configure(node, "max.connection.creation.rate", "5")
+    assert node.worker.quotas.connections.pause_s("PLAINTEXT") > 0
 
 
-def test_addresses_whose_quota_was_removed_are_forgotten() -> None:
-    async def scenario(node: Simulated) -> None:
-        rates = node.worker.quotas.connections
-        await set_rate(node, 5.0)
-        for number in range(20):
-            assert rates.refusal_s(f"192.0.2.{number}") == 0
-        await set_rate(node, None)
-        await trio.sleep(60)
-        ip = EntityPart(IP, "198.51.100.1")
-        change = QuotaChange((ip,), [QuotaOp("connection_creation_rate", 5.0)])
-        await change_quotas(node.worker.controller_client, change)
-        for _ in range(20 // connection_rates.LOOKED_AT + 1):
-            rates._forget_some(node.worker.clock.monotonic())
-        assert len(rates) == 0
-
-    simulated(scenario)
+@simulated()
+async def test_addresses_whose_quota_was_removed_are_forgotten(node: Simulated) -> None:
+    rates = node.worker.quotas.connections
+    await set_rate(node, 5.0)
+    for number in range(20):
+        assert rates.refusal_s(f"192.0.2.{number}") == 0
+    await set_rate(node, None)
+    await trio.sleep(60)
+    ip = EntityPart(IP, "198.51.100.1")
+    change = QuotaChange((ip,), [QuotaOp("connection_creation_rate", 5.0)])
+    await change_quotas(node.worker.controller_client, change)
+    for _ in range(20 // connection_rates.LOOKED_AT + 1):
+        rates._forget_some(node.worker.clock.monotonic())
+    assert len(rates) == 0

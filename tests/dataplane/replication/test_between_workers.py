@@ -7,7 +7,7 @@ from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.replication.test_replica_claims import claim, row_of
 from tests.dataplane.replication.test_replicas import fill
-from tests.dataplane.replication.together import PORT, Together, together
+from tests.dataplane.replication.together import PORT, Together, run_together, together
 from tests.dataplane.serving import listening
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
@@ -30,52 +30,48 @@ def logging_in(node_id: int, password: str = "a password") -> dict[str, object]:
     )
 
 
-def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
-        client = await cluster.connect(1)
-        for _ in range(5):  # most sessions end between two rounds
-            await fill(client, "t", 5)
-            await cluster.world.sleep(1.5)
-        assert cluster.state("t", 2).isr == (1, 2, 3)
-
-    together(scenario, node_options=logging_in)
+@together(node_options=logging_in)
+async def test_followers_log_in_to_their_leader_and_again_in_time(cluster: Together) -> None:
+    await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
+    client = await cluster.connect(1)
+    for _ in range(5):  # most sessions end between two rounds
+        await fill(client, "t", 5)
+        await cluster.world.sleep(1.5)
+    assert cluster.state("t", 2).isr == (1, 2, 3)
 
 
-def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> None:
+@together(node_options=logging_in, listener_name_inside_max_connections=0)
+async def test_followers_come_in_where_all_places_of_their_listener_are_taken(
+    cluster: Together,
+) -> None:
     """A follower's connection is provisional until its first fetch after authentication."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
-        client = await cluster.connect(1)
-        for _ in range(5):  # longer than a session and a provisional connection
-            await fill(client, "t", 5)
-            await cluster.world.sleep(3)
-        assert cluster.state("t", 2).isr == (1, 2, 3)
-        stranger = await cluster.connect(1, 19093)
-        await stranger.ask(ApiKey.METADATA, MetadataRequest())
-        assert await stranger.is_closed()
-
-    together(scenario, node_options=logging_in, listener_name_inside_max_connections=0)
+    await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
+    client = await cluster.connect(1)
+    for _ in range(5):  # longer than a session and a provisional connection
+        await fill(client, "t", 5)
+        await cluster.world.sleep(3)
+    assert cluster.state("t", 2).isr == (1, 2, 3)
+    stranger = await cluster.connect(1, 19093)
+    await stranger.ask(ApiKey.METADATA, MetadataRequest())
+    assert await stranger.is_closed()
 
 
-def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica() -> None:
+@together(node_options=logging_in)
+async def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica(
+    cluster: Together,
+) -> None:
     """A principal does not identify a replica: only the cluster's secret does."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
-        writer = await cluster.connect(1)
-        await fill(writer, "t", 5)
-        liar = await cluster.connect(1, 19093)
-        await liar.call(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="PLAIN"))
-        login = SaslAuthenticateRequest(auth_bytes=b"\0worker\0a password")
-        assert not (await liar.call(ApiKey.SASL_AUTHENTICATE, login)).error_code
-        for version in (12, 17):
-            answer = await claim(liar, cluster, 2, version=version, offset=5)
-            assert row_of(answer).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        assert row_of(await claim(liar, cluster, -1)).records
-
-    together(scenario, node_options=logging_in)
+    await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
+    writer = await cluster.connect(1)
+    await fill(writer, "t", 5)
+    liar = await cluster.connect(1, 19093)
+    await liar.call(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="PLAIN"))
+    login = SaslAuthenticateRequest(auth_bytes=b"\0worker\0a password")
+    assert not (await liar.call(ApiKey.SASL_AUTHENTICATE, login)).error_code
+    for version in (12, 17):
+        answer = await claim(liar, cluster, 2, version=version, offset=5)
+        assert row_of(answer).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert row_of(await claim(liar, cluster, -1)).records
 
 
 def test_who_does_not_know_the_password_follows_nobody() -> None:
@@ -86,7 +82,7 @@ def test_who_does_not_know_the_password_follows_nobody() -> None:
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
         assert cluster.replica(3, "t").log.log_end_offset == 0
 
-    together(
+    run_together(
         scenario,
         node_options=lambda n: logging_in(n, "wrong" if n == 3 else "a password"),
         replica_lag_time_max_ms=2000,

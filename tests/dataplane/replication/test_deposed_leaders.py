@@ -40,44 +40,42 @@ async def deposed(cluster: Together) -> RawClient:
 
 
 @pytest.mark.parametrize("size_bytes", [10, LARGE_BYTES])
-def test_a_deposed_leader_does_not_say_that_a_sequence_is_missing(size_bytes: int) -> None:
-    async def scenario(cluster: Together) -> None:
-        client = await deposed(cluster)
-        row = await client.produce("t", produced(2, size_bytes=size_bytes), error=NOT_LEADER)
-        assert "t-0" in row.error_message
-        cluster.world.internet.heal_all()
-        await cluster.until(lambda: cluster.state("t", 1).leader != 1)
-        await client.produce("t", produced(2, size_bytes=size_bytes), error=NOT_LEADER)
-        leader = await cluster.connect(cluster.state("t", 2).leader)
-        await leader.produce("t", produced(2, size_bytes=size_bytes))
+@together(broker_session_timeout_ms=2000)
+async def test_a_deposed_leader_does_not_say_that_a_sequence_is_missing(
+    cluster: Together, size_bytes: int
+) -> None:
+    client = await deposed(cluster)
+    row = await client.produce("t", produced(2, size_bytes=size_bytes), error=NOT_LEADER)
+    assert "t-0" in row.error_message
+    cluster.world.internet.heal_all()
+    await cluster.until(lambda: cluster.state("t", 1).leader != 1)
+    await client.produce("t", produced(2, size_bytes=size_bytes), error=NOT_LEADER)
+    leader = await cluster.connect(cluster.state("t", 2).leader)
+    await leader.produce("t", produced(2, size_bytes=size_bytes))
 
-    together(scenario, broker_session_timeout_ms=2000)
 
-
-def test_it_hears_that_it_is_deposed_before_it_answers() -> None:
-    async def scenario(cluster: Together) -> None:
-        client = await deposed(cluster)
-        await client.ask(ApiKey.PRODUCE, produce_message("t", produced(2)), PRODUCE_VERSION)
-        await cluster.world.sleep(0.1)
-        cluster.world.internet.heal_all()
-        answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
-        assert answer.responses[0].partition_responses[0].error_code == NOT_LEADER
-
-    together(scenario, broker_session_timeout_ms=2000)
+@together(broker_session_timeout_ms=2000)
+async def test_it_hears_that_it_is_deposed_before_it_answers(cluster: Together) -> None:
+    client = await deposed(cluster)
+    await client.ask(ApiKey.PRODUCE, produce_message("t", produced(2)), PRODUCE_VERSION)
+    await cluster.world.sleep(0.1)
+    cluster.world.internet.heal_all()
+    answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
+    assert answer.responses[0].partition_responses[0].error_code == NOT_LEADER
 
 
 @pytest.mark.parametrize("size_bytes", [10, LARGE_BYTES])
-def test_who_leads_says_so_at_once_when_a_sequence_is_missing(size_bytes: int) -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t")
-        client = await cluster.connect(1)
-        await client.produce("t", produced(0))
-        for api_version in (PRODUCE_VERSION, 3):
-            began = cluster.world.now
-            message = produce_message("t", produced(5, size_bytes=size_bytes))
-            answer = await client.call(ApiKey.PRODUCE, message, api_version)
-            assert answer.responses[0].partition_responses[0].error_code == OUT_OF_ORDER
-            assert cluster.world.now - began < ASK_TIMEOUT_S / 2
-        await client.produce("t", produced(1))
-
-    together(scenario)
+@together()
+async def test_who_leads_says_so_at_once_when_a_sequence_is_missing(
+    cluster: Together, size_bytes: int
+) -> None:
+    await cluster.create("t")
+    client = await cluster.connect(1)
+    await client.produce("t", produced(0))
+    for api_version in (PRODUCE_VERSION, 3):
+        began = cluster.world.now
+        message = produce_message("t", produced(5, size_bytes=size_bytes))
+        answer = await client.call(ApiKey.PRODUCE, message, api_version)
+        assert answer.responses[0].partition_responses[0].error_code == OUT_OF_ORDER
+        assert cluster.world.now - began < ASK_TIMEOUT_S / 2
+    await client.produce("t", produced(1))

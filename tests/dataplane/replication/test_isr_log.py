@@ -10,7 +10,7 @@ from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, WorkerChangeRecord
 from metaquorum.metadata.replay import replay
 from metaquorum.quorum.controller.worker_registration import register_worker, unfence_worker
-from tests.dataplane.replication.together import Together, together
+from tests.dataplane.replication.together import Together, run_together
 from tests.dataplane.serving import batch_of
 from tests.metaquorum.quorum.storage.histories import CLUSTER, registration
 
@@ -105,7 +105,7 @@ def test_a_leader_and_the_controller_tell_why_a_replica_left_and_that_it_is_back
             await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
             await cluster.world.sleep(1.0)
 
-    together(scenario)
+    run_together(scenario)
     told = lines(caplog)
     assert any(line.startswith("replica 3 left the ISR (") for line in told)
     assert "replica 3 joined the ISR (caught up): t-0" in told

@@ -295,47 +295,44 @@ async def prove_over(raw: RawClient, worker_id: int, leader_id: int = LEADER) ->
         dialing.receive(bytes(answer.auth_bytes))
 
 
-def test_a_proven_worker_is_believed_as_far_as_the_metadata_go() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, 2, 3), min_insync_replicas=2)
-        raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
-        await fill(writer, "t", 5)
-        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 5)
-        for follower in (2, 3):
-            cluster.world.internet.cut(f"node-{follower}", f"node-{LEADER}")
-        await fill(writer, "t", 3, acks=1)
-        leader = cluster.replica(LEADER, "t")
-        await prove_over(raw, 2)
-        true_epoch = cluster.worker(LEADER).image.workers[2].broker_epoch
-        for epoch in (true_epoch - 1, true_epoch + 1, 2**62, -1):
-            answer = await claim(raw, cluster, 2, epoch=epoch, offset=8)
-            assert (answer.error_code, answer.responses) == (E.STALE_BROKER_EPOCH, [])
-        answer = await claim(raw, cluster, 3, offset=8)
-        assert row_of(answer).error_code == E.TOPIC_AUTHORIZATION_FAILED
-        assert (await latest(raw, "t", 3)).offset == 5
-        followers = {one.replica_id: one.log_end_offset for one in leader.leader_state.followers}
-        assert followers == {2: 5, 3: 5}
-        assert (await latest(raw, "t", 2)).offset == 8
-        answer = await claim(raw, cluster, 2, offset=8)
-        assert (answer.error_code, row_of(answer).error_code) == (E.NONE, E.NONE)
-        assert leader.leader_state.follower(2).log_end_offset == 8
-        assert leader.high_watermark == 5, "worker 3 is in sync, too"
-
-    together(scenario)
+@together()
+async def test_a_proven_worker_is_believed_as_far_as_the_metadata_go(cluster: Together) -> None:
+    await cluster.create("t", (LEADER, 2, 3), min_insync_replicas=2)
+    raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
+    await fill(writer, "t", 5)
+    await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 5)
+    for follower in (2, 3):
+        cluster.world.internet.cut(f"node-{follower}", f"node-{LEADER}")
+    await fill(writer, "t", 3, acks=1)
+    leader = cluster.replica(LEADER, "t")
+    await prove_over(raw, 2)
+    true_epoch = cluster.worker(LEADER).image.workers[2].broker_epoch
+    for epoch in (true_epoch - 1, true_epoch + 1, 2**62, -1):
+        answer = await claim(raw, cluster, 2, epoch=epoch, offset=8)
+        assert (answer.error_code, answer.responses) == (E.STALE_BROKER_EPOCH, [])
+    answer = await claim(raw, cluster, 3, offset=8)
+    assert row_of(answer).error_code == E.TOPIC_AUTHORIZATION_FAILED
+    assert (await latest(raw, "t", 3)).offset == 5
+    followers = {one.replica_id: one.log_end_offset for one in leader.leader_state.followers}
+    assert followers == {2: 5, 3: 5}
+    assert (await latest(raw, "t", 2)).offset == 8
+    answer = await claim(raw, cluster, 2, offset=8)
+    assert (answer.error_code, row_of(answer).error_code) == (E.NONE, E.NONE)
+    assert leader.leader_state.follower(2).log_end_offset == 8
+    assert leader.high_watermark == 5, "worker 3 is in sync, too"
 
 
-def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone() -> None:
+@together()
+async def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone(
+    cluster: Together,
+) -> None:
     """The proof counts like any request; later requests of the connection do not count."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, 2, 3))
-        raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
-        await writer.produce("t", batch_of(bytes(50_000)))
-        await set_quota(cluster, CONSUMER_BYTE_RATE, 1000.0)
-        await prove_over(raw, 2)
-        for _ in range(3):
-            answer = await claim(raw, cluster, 2)
-            assert row_of(answer).records
-            assert not answer.throttle_time_ms
-
-    together(scenario)
+    await cluster.create("t", (LEADER, 2, 3))
+    raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
+    await writer.produce("t", batch_of(bytes(50_000)))
+    await set_quota(cluster, CONSUMER_BYTE_RATE, 1000.0)
+    await prove_over(raw, 2)
+    for _ in range(3):
+        answer = await claim(raw, cluster, 2)
+        assert row_of(answer).records
+        assert not answer.throttle_time_ms

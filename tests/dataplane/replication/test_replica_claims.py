@@ -27,7 +27,7 @@ from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.changes import change_quotas
 from tests.dataplane.replication.test_replicas import delete_records, fill, latest
-from tests.dataplane.replication.together import Together, together
+from tests.dataplane.replication.together import Together, run_together, together
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 
 E = ErrorCode
@@ -99,7 +99,7 @@ def without_followers(
             cluster.world.internet.cut(f"node-{follower}", f"node-{LEADER}")
         await scenario(cluster, client, liar)
 
-    together(whole, **options)
+    run_together(whole, **options)
 
 
 @pytest.mark.parametrize(
@@ -129,21 +129,20 @@ def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int 
     without_followers(scenario)
 
 
-def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower() -> None:
+@together(replica_lag_time_max_ms=2000)
+async def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower(
+    cluster: Together,
+) -> None:
     """Attack 01_epoch_poison: the real follower's fetches were ignored until a new election."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
-        client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
-        await fill(client, "t", 1)
-        for follower in FOLLOWERS:
-            await claim(liar, cluster, follower, epoch=FUTURE_EPOCH)
-        for _ in range(5):
-            await cluster.world.sleep(1.0)
-            await client.produce("t", batch_of(b"x"))
-        assert cluster.state("t", LEADER).isr == (1, 2, 3)
-
-    together(scenario, replica_lag_time_max_ms=2000)
+    await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
+    client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
+    await fill(client, "t", 1)
+    for follower in FOLLOWERS:
+        await claim(liar, cluster, follower, epoch=FUTURE_EPOCH)
+    for _ in range(5):
+        await cluster.world.sleep(1.0)
+        await client.produce("t", batch_of(b"x"))
+    assert cluster.state("t", LEADER).isr == (1, 2, 3)
 
 
 def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
@@ -158,39 +157,36 @@ def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
     without_followers(scenario)
 
 
-def test_made_up_replica_ids_leave_nothing_behind() -> None:
+@together()
+async def test_made_up_replica_ids_leave_nothing_behind(cluster: Together) -> None:
     """Attack 06_exhaust heard: 400,000 replica ids occupied 45 MB."""
-
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, *FOLLOWERS))
-        liar = await cluster.connect(LEADER)
-        for number in range(1000):
-            message = FetchRequest(replica_id=1000 + number, max_wait_ms=0, session_epoch=-1)
-            await liar.call(ApiKey.FETCH, message, BY_NAME)
-        await claim(liar, cluster, 5000)
-        assert set(cluster.worker(LEADER).isr_manager.context.heard) <= set(FOLLOWERS)
-
-    together(scenario)
+    await cluster.create("t", (LEADER, *FOLLOWERS))
+    liar = await cluster.connect(LEADER)
+    for number in range(1000):
+        message = FetchRequest(replica_id=1000 + number, max_wait_ms=0, session_epoch=-1)
+        await liar.call(ApiKey.FETCH, message, BY_NAME)
+    await claim(liar, cluster, 5000)
+    assert set(cluster.worker(LEADER).isr_manager.context.heard) <= set(FOLLOWERS)
 
 
 @pytest.mark.parametrize("version", [4, 6, 7, BY_NAME, BY_STATE])
-def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: int) -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, *FOLLOWERS))
-        liar = await cluster.connect(LEADER)
-        topic_id = cluster.worker(LEADER).image.topic("t").topic_id
-        rows = [FetchPartition(partition=0, partition_max_bytes=1 << 20)] * 5000
-        message = FetchRequest(
-            replica_id=2 if version < 15 else -1,
-            replica_state=ReplicaState(replica_id=2) if version >= 15 else None,
-            topics=[FetchTopic(topic="t", topic_id=topic_id, partitions=rows)],
-        )
-        answer = await liar.call(ApiKey.FETCH, message, version)
-        assert not answer.responses
-        if version >= 7:
-            assert answer.error_code == E.TOPIC_AUTHORIZATION_FAILED
-
-    together(scenario)
+@together()
+async def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(
+    cluster: Together, version: int
+) -> None:
+    await cluster.create("t", (LEADER, *FOLLOWERS))
+    liar = await cluster.connect(LEADER)
+    topic_id = cluster.worker(LEADER).image.topic("t").topic_id
+    rows = [FetchPartition(partition=0, partition_max_bytes=1 << 20)] * 5000
+    message = FetchRequest(
+        replica_id=2 if version < 15 else -1,
+        replica_state=ReplicaState(replica_id=2) if version >= 15 else None,
+        topics=[FetchTopic(topic="t", topic_id=topic_id, partitions=rows)],
+    )
+    answer = await liar.call(ApiKey.FETCH, message, version)
+    assert not answer.responses
+    if version >= 7:
+        assert answer.error_code == E.TOPIC_AUTHORIZATION_FAILED
 
 
 async def set_quota(cluster: Together, key: str, value: float) -> None:
@@ -199,29 +195,27 @@ async def set_quota(cluster: Together, key: str, value: float) -> None:
     await cluster.world.sleep(0.5)
 
 
-def test_a_client_that_says_it_is_a_replica_keeps_its_fetch_quota() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, *FOLLOWERS))
-        client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
-        await client.produce("t", batch_of(bytes(50_000)))
-        await set_quota(cluster, CONSUMER_BYTE_RATE, 1000.0)
-        for version in (BY_NAME, BY_STATE):
-            assert not row_of(await claim(liar, cluster, 2, version=version)).records
-        assert row_of(await claim(liar, cluster, -1)).records
-        assert (await claim(liar, cluster, -1)).throttle_time_ms > 0
-
-    together(scenario)
+@together()
+async def test_a_client_that_says_it_is_a_replica_keeps_its_fetch_quota(cluster: Together) -> None:
+    await cluster.create("t", (LEADER, *FOLLOWERS))
+    client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
+    await client.produce("t", batch_of(bytes(50_000)))
+    await set_quota(cluster, CONSUMER_BYTE_RATE, 1000.0)
+    for version in (BY_NAME, BY_STATE):
+        assert not row_of(await claim(liar, cluster, 2, version=version)).records
+    assert row_of(await claim(liar, cluster, -1)).records
+    assert (await claim(liar, cluster, -1)).throttle_time_ms > 0
 
 
-def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (LEADER, *FOLLOWERS))
-        liar = await cluster.connect(LEADER)
-        await set_quota(cluster, REQUEST_PERCENTAGE, 0.01)
-        answers = [await claim(liar, cluster, 2, epoch=FUTURE_EPOCH) for _ in range(300)]
-        assert any(answer.throttle_time_ms for answer in answers)
-
-    together(scenario)
+@together()
+async def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (LEADER, *FOLLOWERS))
+    liar = await cluster.connect(LEADER)
+    await set_quota(cluster, REQUEST_PERCENTAGE, 0.01)
+    answers = [await claim(liar, cluster, 2, epoch=FUTURE_EPOCH) for _ in range(300)]
+    assert any(answer.throttle_time_ms for answer in answers)
 
 
 def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None:

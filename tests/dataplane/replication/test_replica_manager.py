@@ -25,8 +25,8 @@ from tests.dataplane.serving import (
     fetch_message,
     in_trio,
     produce_message,
+    run_simulated,
     serving,
-    simulated,
 )
 
 
@@ -101,7 +101,7 @@ def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
         assert not sim.worker.replica_manager._by_raw_name
 
     for seed in range(4):
-        world = simulated(scenario, seed=seed)
+        world = run_simulated(scenario, seed=seed)
         assert not [event for event in world.trace.events if "log: error" in event.text]
 
 

@@ -303,89 +303,85 @@ async def told(cluster: Together, node: int, *topics: str) -> list[Any]:
     return list(answer.truncations)
 
 
-def test_what_nobody_else_had_is_recorded_as_never_committed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3))
-        client = await cluster.connect(1)
-        await client.produce("t", batch_of(b"a"))
-        for other in (2, 3):
-            cluster.world.internet.cut("node-1", f"node-{other}")
-        await client.produce("t", batch_of(b"b"), acks=1)
-        await cluster.kill(1)
-        await cluster.until(lambda: cluster.state("t", 2).leader in (2, 3))
-        cluster.world.internet.heal_all()
-        leader = cluster.state("t", 2).leader
-        other_client = await cluster.connect(leader)
-        await cluster.until(
-            lambda: cluster.worker(leader).replica_manager.by_name("t", 0).is_leader
-        )
-        await other_client.produce("t", batch_of(b"c"))
-        await cluster.restart(1)
-        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
-        (found,) = await told(cluster, 1)
-        assert (found.topic, found.partition, found.offset, found.end_offset) == ("t", 0, 1, 2)
-        assert (found.reason, found.acknowledged) == ("divergence", "no")
-        assert (found.leader_id, found.last_epoch) == (leader, 0)
-        assert await told(cluster, 1, "other") == []
-        assert await told(cluster, leader) == []
-
-    together(scenario)
+@together()
+async def test_what_nobody_else_had_is_recorded_as_never_committed(cluster: Together) -> None:
+    await cluster.create("t", (1, 2, 3))
+    client = await cluster.connect(1)
+    await client.produce("t", batch_of(b"a"))
+    for other in (2, 3):
+        cluster.world.internet.cut("node-1", f"node-{other}")
+    await client.produce("t", batch_of(b"b"), acks=1)
+    await cluster.kill(1)
+    await cluster.until(lambda: cluster.state("t", 2).leader in (2, 3))
+    cluster.world.internet.heal_all()
+    leader = cluster.state("t", 2).leader
+    other_client = await cluster.connect(leader)
+    await cluster.until(lambda: cluster.worker(leader).replica_manager.by_name("t", 0).is_leader)
+    await other_client.produce("t", batch_of(b"c"))
+    await cluster.restart(1)
+    await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
+    (found,) = await told(cluster, 1)
+    assert (found.topic, found.partition, found.offset, found.end_offset) == ("t", 0, 1, 2)
+    assert (found.reason, found.acknowledged) == ("divergence", "no")
+    assert (found.leader_id, found.last_epoch) == (leader, 0)
+    assert await told(cluster, 1, "other") == []
+    assert await told(cluster, leader) == []
 
 
-def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2))
-        client = await cluster.connect(1)
-        await client.produce("t", batch_of(b"a"))
-        await cluster.kill(2)
-        await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
-        await client.produce("t", batch_of(b"b"))  # by all in-sync replicas
-        await cluster.kill(1)
-        await cluster.restart(2)
-        await cluster.until(lambda: cluster.state("t", 3).leader == -1)
-        other = await cluster.connect(3)
-        asked = TopicPartitions(topic="t", partitions=[0])
-        request = ElectLeadersRequest(election_type=1, topic_partitions=[asked], timeout_ms=20_000)
-        answer = await other.call(ApiKey.ELECT_LEADERS, request)
-        assert answer.error_code == ErrorCode.NONE
-        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
-        await cluster.until(lambda: len(cluster.worker(2).isr_manager.ledger) == 1)
-        (lost,) = await told(cluster, 2)
-        assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
-        assert (lost.offset, lost.end_offset, lost.detail) == (
-            1,
-            -1,
-            "previous eligible leader replicas: 1",
-        )
-        await cluster.restart(1)
-        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
-        (cut,) = await told(cluster, 1)
-        assert (cut.offset, cut.end_offset) == (1, 2)
-        assert (cut.reason, cut.acknowledged) == ("unclean election", "perhaps")
-        await cluster.restart(2)
-        assert await told(cluster, 2) == [lost], "it survives the process"
+@together()
+async def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (1, 2))
+    client = await cluster.connect(1)
+    await client.produce("t", batch_of(b"a"))
+    await cluster.kill(2)
+    await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
+    await client.produce("t", batch_of(b"b"))  # by all in-sync replicas
+    await cluster.kill(1)
+    await cluster.restart(2)
+    await cluster.until(lambda: cluster.state("t", 3).leader == -1)
+    other = await cluster.connect(3)
+    asked = TopicPartitions(topic="t", partitions=[0])
+    request = ElectLeadersRequest(election_type=1, topic_partitions=[asked], timeout_ms=20_000)
+    answer = await other.call(ApiKey.ELECT_LEADERS, request)
+    assert answer.error_code == ErrorCode.NONE
+    await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+    await cluster.until(lambda: len(cluster.worker(2).isr_manager.ledger) == 1)
+    (lost,) = await told(cluster, 2)
+    assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
+    assert (lost.offset, lost.end_offset, lost.detail) == (
+        1,
+        -1,
+        "previous eligible leader replicas: 1",
+    )
+    await cluster.restart(1)
+    await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
+    (cut,) = await told(cluster, 1)
+    assert (cut.offset, cut.end_offset) == (1, 2)
+    assert (cut.reason, cut.acknowledged) == ("unclean election", "perhaps")
+    await cluster.restart(2)
+    assert await told(cluster, 2) == [lost], "it survives the process"
 
-    together(scenario)
 
-
-def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1,))
-        client = await cluster.connect(1)
-        for number in range(5):
-            await client.produce("t", batch_of(b"%d" % number))
-        await cluster.world.sleep(0.2)
-        machine: Machine = cluster.nodes[1].machine
-        machine.kill()
-        file = machine.storage.file("/data/t-0/00000000000000000000.log")
-        file.truncate(len(file.data) - 10)
-        await cluster.restart(1)
-        (found,) = await told(cluster, 1)
-        assert (found.reason, found.acknowledged) == ("recovery", "yes")
-        assert (found.offset, found.end_offset, found.high_watermark) == (4, -1, 5)
-        assert found.detail.endswith("the log had reached at least offset 5")
-
-    together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
+@together(replica_high_watermark_checkpoint_interval_ms=100)
+async def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (1,))
+    client = await cluster.connect(1)
+    for number in range(5):
+        await client.produce("t", batch_of(b"%d" % number))
+    await cluster.world.sleep(0.2)
+    machine: Machine = cluster.nodes[1].machine
+    machine.kill()
+    file = machine.storage.file("/data/t-0/00000000000000000000.log")
+    file.truncate(len(file.data) - 10)
+    await cluster.restart(1)
+    (found,) = await told(cluster, 1)
+    assert (found.reason, found.acknowledged) == ("recovery", "yes")
+    assert (found.offset, found.end_offset, found.high_watermark) == (4, -1, 5)
+    assert found.detail.endswith("the log had reached at least offset 5")
 
 
 @pytest.mark.parametrize(
@@ -414,18 +410,16 @@ def test_what_a_kill_left_of_a_recorded_cut_of_the_whole_log_is_no_loss(
     assert (found is not None) == is_recorded
 
 
-def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
-    async def scenario(cluster: Together) -> None:
-        await filled(cluster, (1, 2))
-        await cluster.kill(2)
-        report_lost_logs(cluster, 2)
-        await come_back(cluster, 2)
-        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
-        (found,) = await told(cluster, 2)
-        assert (found.topic, found.reason, found.acknowledged) == ("t", "lost log", "perhaps")
-        assert (found.offset, found.end_offset, found.high_watermark) == (0, -1, RECORDS)
-        assert found.detail == f"the log had reached at least offset {RECORDS}"
-        await cluster.restart(2)
-        assert await told(cluster, 2) == [found]
-
-    together(scenario)
+@together()
+async def test_a_lost_log_is_recorded_with_what_was_noted_of_it(cluster: Together) -> None:
+    await filled(cluster, (1, 2))
+    await cluster.kill(2)
+    report_lost_logs(cluster, 2)
+    await come_back(cluster, 2)
+    await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+    (found,) = await told(cluster, 2)
+    assert (found.topic, found.reason, found.acknowledged) == ("t", "lost log", "perhaps")
+    assert (found.offset, found.end_offset, found.high_watermark) == (0, -1, RECORDS)
+    assert found.detail == f"the log had reached at least offset {RECORDS}"
+    await cluster.restart(2)
+    assert await told(cluster, 2) == [found]

@@ -6,7 +6,7 @@ from metaquorum.simulations.groups.node_versions import OLD_LEVEL, NodeVersions,
 from metaquorum.wire.primitives.errors import ErrorCode
 from tests.dataplane.replication.test_replica_claims import LEADER, claim, row_of
 from tests.dataplane.replication.test_replicas import fill
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, Together, run_together
 
 E = ErrorCode
 OLD, NEW = 2, 1
@@ -47,7 +47,7 @@ def test_old_and_new_workers_replicate_from_each_other(order: tuple[int, ...]) -
                 )
 
     with mixed_versions(versions):
-        together(scenario)
+        run_together(scenario)
 
 
 def test_a_client_elsewhere_cannot_fetch_as_a_worker_that_is_not_upgraded() -> None:
@@ -68,4 +68,4 @@ def test_a_client_elsewhere_cannot_fetch_as_a_worker_that_is_not_upgraded() -> N
 
     assert LEADER == NEW
     with mixed_versions(versions):
-        together(scenario)
+        run_together(scenario)

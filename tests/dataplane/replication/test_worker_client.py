@@ -30,31 +30,27 @@ async def refusal_of(client: WorkerClient, worker_id: int) -> str:
     return refused.value.message
 
 
-def test_a_worker_that_is_back_is_asked_on_a_new_connection() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (2,))
-        client = cluster.worker(1).isr_manager.worker_client
-        for _ in range(3):
-            assert await code_of(client, 2) == ErrorCode.NONE
-        assert await code_of(client, 3) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert "the metadata have no address of it" in await refusal_of(client, 9)
-        await cluster.kill(2)
-        began = cluster.world.now
-        await refusal_of(client, 2)
-        assert cluster.world.now - began <= 3.1
-        await cluster.restart(2)
-        await cluster.until(lambda: cluster.state("t", 1).leader == 2)
+@together()
+async def test_a_worker_that_is_back_is_asked_on_a_new_connection(cluster: Together) -> None:
+    await cluster.create("t", (2,))
+    client = cluster.worker(1).isr_manager.worker_client
+    for _ in range(3):
         assert await code_of(client, 2) == ErrorCode.NONE
+    assert await code_of(client, 3) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert "the metadata have no address of it" in await refusal_of(client, 9)
+    await cluster.kill(2)
+    began = cluster.world.now
+    await refusal_of(client, 2)
+    assert cluster.world.now - began <= 3.1
+    await cluster.restart(2)
+    await cluster.until(lambda: cluster.state("t", 1).leader == 2)
+    assert await code_of(client, 2) == ErrorCode.NONE
 
-    together(scenario)
 
-
-def test_a_worker_without_the_cluster_secret_asks_nothing() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (2,))
-        there = cluster.worker(1).image.workers[2].endpoints[0]
-        address = there.host, there.port
-        client = WorkerClient(1, cluster.runtime, lambda _: address, None, None, None)
-        assert "this node has no cluster secret" in await refusal_of(client, 2)
-
-    together(scenario)
+@together()
+async def test_a_worker_without_the_cluster_secret_asks_nothing(cluster: Together) -> None:
+    await cluster.create("t", (2,))
+    there = cluster.worker(1).image.workers[2].endpoints[0]
+    address = there.host, there.port
+    client = WorkerClient(1, cluster.runtime, lambda _: address, None, None, None)
+    assert "this node has no cluster secret" in await refusal_of(client, 2)

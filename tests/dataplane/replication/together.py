@@ -1,6 +1,7 @@
 """Three complete nodes, each controller and worker, in a simulated world with virtual time."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from metaquorum.wire.messages.metadata import MetadataRequest, MetadataRequestTo
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
 from tests.dataplane.serving import RawClient
+from tests.suite.first_argument import IN_CLUSTER, given_first
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 PORT = 9092
@@ -125,7 +127,7 @@ class Together:
         return None if found is None else found.partitions[0]
 
 
-def together(
+def run_together(
     scenario: Callable[[Together], Awaitable[None]], *, seed: int = 1, **options: object
 ) -> World:
     """Run the scenario to its end with three running nodes; return the world.
@@ -184,3 +186,8 @@ def together(
     for violation in world.violations:
         raise violation
     return world
+
+
+def together(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run an async test with three running nodes; `options` are those of `run_together`."""
+    return given_first(partial(run_together, **options), **{IN_CLUSTER: True})

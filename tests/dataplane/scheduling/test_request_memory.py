@@ -141,34 +141,30 @@ def test_a_huge_request_has_to_come_whole_within_its_time() -> None:
     assert stalled.among((huge,), GRACE_S + WHOLE_WITHIN_S - 1) == []
 
 
-def test_a_large_request_passes_those_that_claim_memory_and_do_not_send() -> None:
-    async def scenario(sim: Simulated) -> None:
-        await (await sim.connect()).create("t")
-        for _ in range(20):
-            loris = await sim.connect()
-            await loris.send((4 * KIB * KIB - SIZE_BYTES).to_bytes(4, "big"))
-        await trio.sleep(1)
-        honest = await sim.connect()
-        began = sim.now
-        await honest.produce("t", batch_of(bytes(200 * KIB)))
-        assert sim.now - began < GRACE_S + 2
-
-    simulated(
-        scenario, queued_max_request_bytes=8 * KIB * KIB, socket_request_max_bytes=4 * KIB * KIB
-    )
+@simulated(queued_max_request_bytes=8 * KIB * KIB, socket_request_max_bytes=4 * KIB * KIB)
+async def test_a_large_request_passes_those_that_claim_memory_and_do_not_send(
+    sim: Simulated,
+) -> None:
+    await (await sim.connect()).create("t")
+    for _ in range(20):
+        loris = await sim.connect()
+        await loris.send((4 * KIB * KIB - SIZE_BYTES).to_bytes(4, "big"))
+    await trio.sleep(1)
+    honest = await sim.connect()
+    began = sim.now
+    await honest.produce("t", batch_of(bytes(200 * KIB)))
+    assert sim.now - began < GRACE_S + 2
 
 
-def test_part_of_a_small_request_keeps_no_connection_alive() -> None:
-    async def scenario(sim: Simulated) -> None:
-        drip = await sim.connect()
-        await drip.send(b"\0\0\1\0")
-        began = sim.now
-        while sim.now - began < 10:
-            try:
-                await drip.send(b"\0")
-            except OSError:
-                break
-            await trio.sleep(0.2)
-        assert 2 < sim.now - began < 4
-
-    simulated(scenario, connections_max_idle_ms=2000)
+@simulated(connections_max_idle_ms=2000)
+async def test_part_of_a_small_request_keeps_no_connection_alive(sim: Simulated) -> None:
+    drip = await sim.connect()
+    await drip.send(b"\0\0\1\0")
+    began = sim.now
+    while sim.now - began < 10:
+        try:
+            await drip.send(b"\0")
+        except OSError:
+            break
+        await trio.sleep(0.2)
+    assert 2 < sim.now - began < 4

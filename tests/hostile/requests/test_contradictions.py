@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.dataplane.serving import RawClient, Simulated, simulated
+from tests.dataplane.serving import RawClient, Simulated, run_simulated
 from tests.hostile.requests.contradictions import (
     CASES,
     GOLDEN,
@@ -47,7 +47,7 @@ def answers() -> dict[str, list[Any]]:
                 answer = await call(await node.connect(), asked)
                 found[name].append(plain(answer, asked[1], names))
 
-    simulated(scenario)
+    run_simulated(scenario)
     return json.loads(json.dumps(found))
 
 

@@ -16,7 +16,7 @@ from metaquorum.wire.messages.find_coordinator import FindCoordinatorRequest
 from metaquorum.wire.messages.init_producer_id import InitProducerIdRequest
 from metaquorum.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from metaquorum.wire.protocol.apis import APIS, ApiKey
-from tests.dataplane.serving import RawClient, Simulated, batch_of, simulated
+from tests.dataplane.serving import RawClient, Simulated, batch_of, run_simulated
 from tests.examples import examples
 from tests.hostile.requests.odd import (
     GROUP,
@@ -97,5 +97,5 @@ async def ask_all(node: Simulated, draw: Random, faults: Faults) -> None:
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_odd_requests_of_all_apis_are_answered(faults: Faults, seed: int) -> None:
     faults.texts.clear()
-    simulated(lambda node: ask_all(node, Random(seed), faults), dotted=CONFIGS)
+    run_simulated(lambda node: ask_all(node, Random(seed), faults), dotted=CONFIGS)
     assert not faults.texts

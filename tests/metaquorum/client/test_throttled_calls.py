@@ -30,54 +30,47 @@ async def limited(sim: Simulated, **quotas: float) -> None:
     await sim.world.sleep(1)
 
 
-def test_a_producer_waits_out_its_quota_and_says_so() -> None:
+@simulated()
+async def test_a_producer_waits_out_its_quota_and_says_so(sim: Simulated) -> None:
     """At 10 kB/s a batch of 100 kB is paid for by 9 s, more than the timeout of a call."""
-
-    async def scenario(sim: Simulated) -> None:
-        await (await sim.connect()).create("t")
-        await limited(sim, producer_byte_rate=10_000)
-        cluster, waits = cluster_of(sim), []
-        cluster.throttle_waits.begins = lambda api, seconds: waits.append((api, seconds))
-        producer = Producer(cluster, batch_bytes=100_000)
-        began = sim.world.now
-        appended = await producer.send("t", [ProducerRecord(bytes(90_000))] * 4)
-        assert sum(each.records for each in appended) == 4
-        assert sim.world.now - began > 3 * TIMEOUT_S
-        assert {api for api, _ in waits} == {"Produce"}
-        assert max(seconds for _, seconds in waits) > TIMEOUT_S
-        # A query that follows on the same connection waits too; its deadline begins then.
-        assert (await cluster.topic("t", refresh=True)).partitions
-
-    simulated(scenario)
+    await (await sim.connect()).create("t")
+    await limited(sim, producer_byte_rate=10_000)
+    cluster, waits = cluster_of(sim), []
+    cluster.throttle_waits.begins = lambda api, seconds: waits.append((api, seconds))
+    producer = Producer(cluster, batch_bytes=100_000)
+    began = sim.world.now
+    appended = await producer.send("t", [ProducerRecord(bytes(90_000))] * 4)
+    assert sum(each.records for each in appended) == 4
+    assert sim.world.now - began > 3 * TIMEOUT_S
+    assert {api for api, _ in waits} == {"Produce"}
+    assert max(seconds for _, seconds in waits) > TIMEOUT_S
+    # A query that follows on the same connection waits too; its deadline begins then.
+    assert (await cluster.topic("t", refresh=True)).partitions
 
 
-def test_a_consumer_waits_out_its_quota() -> None:
-    async def scenario(sim: Simulated) -> None:
-        await (await sim.connect()).create("t")
-        await Producer(cluster_of(sim)).send("t", [ProducerRecord(bytes(90_000))] * 3)
-        await limited(sim, consumer_byte_rate=10_000)
-        consumer = Consumer(cluster_of(sim))
-        await consumer.assign({WHERE: Start.beginning()})
-        found = 0
-        while found < 3:
-            found += len(await consumer.poll(0.1))
-
-    simulated(scenario)
+@simulated()
+async def test_a_consumer_waits_out_its_quota(sim: Simulated) -> None:
+    await (await sim.connect()).create("t")
+    await Producer(cluster_of(sim)).send("t", [ProducerRecord(bytes(90_000))] * 3)
+    await limited(sim, consumer_byte_rate=10_000)
+    consumer = Consumer(cluster_of(sim))
+    await consumer.assign({WHERE: Start.beginning()})
+    found = 0
+    while found < 3:
+        found += len(await consumer.poll(0.1))
 
 
-def test_batches_are_reported_also_if_another_one_fails() -> None:
-    async def scenario(sim: Simulated) -> None:
-        await (await sim.connect()).create("t", 2)
-        producer = Producer(cluster_of(sim), batch_bytes=1000)
-        known: list[Appended] = []
-        producer.acknowledged = known.append
-        records = [
-            ProducerRecord(b"a", partition=0),
-            ProducerRecord(b"b", partition=1),
-            ProducerRecord(bytes(2_000_000), partition=0),
-        ]
-        with pytest.raises(BrokerError, match=r"max\.message\.bytes"):
-            await producer.send("t", records)
-        assert sorted(each.partition for each in known) == [0, 1]
-
-    simulated(scenario)
+@simulated()
+async def test_batches_are_reported_also_if_another_one_fails(sim: Simulated) -> None:
+    await (await sim.connect()).create("t", 2)
+    producer = Producer(cluster_of(sim), batch_bytes=1000)
+    known: list[Appended] = []
+    producer.acknowledged = known.append
+    records = [
+        ProducerRecord(b"a", partition=0),
+        ProducerRecord(b"b", partition=1),
+        ProducerRecord(bytes(2_000_000), partition=0),
+    ]
+    with pytest.raises(BrokerError, match=r"max\.message\.bytes"):
+        await producer.send("t", records)
+    assert sorted(each.partition for each in known) == [0, 1]

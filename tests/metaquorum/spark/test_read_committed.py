@@ -42,41 +42,41 @@ def write(log: Transactions, draw: Random) -> tuple[int, dict[int, bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_committed_records_are_read_up_to_the_first_open_transaction(seed: int) -> None:
-    async def scenario(sim: Simulated) -> None:
-        client = await sim.connect()
-        await client.create("t", segment_bytes=1 << 20)
-        log = Transactions(sim.worker.replica_manager.by_name("t", 0))
-        stable, wanted = write(log, Random(seed))
-        cluster = Cluster(
-            TrioTransport(sim.runtime.clock, sim.runtime.network),
-            [("server", 9092)],
-            client_id="reader",
-            timeout_s=20.0,
-            random=Random(seed),
-        )
-        consumer = Consumer(cluster, read_committed=True)
-        await consumer.assign({WHERE: Start.beginning()})
-        assert await consumer.end_offsets() == {WHERE: stable}
-        found: dict[int, bytes] = {}
-        while consumer.positions[WHERE] < stable:
-            for record in await consumer.poll():
-                assert record.value is not None
-                found[record.offset] = record.value
-        assert found == wanted
-        assert await consumer.poll(0.1) == []  # nothing of the open transactions
+@simulated()
+async def test_committed_records_are_read_up_to_the_first_open_transaction(
+    sim: Simulated, seed: int
+) -> None:
+    client = await sim.connect()
+    await client.create("t", segment_bytes=1 << 20)
+    log = Transactions(sim.worker.replica_manager.by_name("t", 0))
+    stable, wanted = write(log, Random(seed))
+    cluster = Cluster(
+        TrioTransport(sim.runtime.clock, sim.runtime.network),
+        [("server", 9092)],
+        client_id="reader",
+        timeout_s=20.0,
+        random=Random(seed),
+    )
+    consumer = Consumer(cluster, read_committed=True)
+    await consumer.assign({WHERE: Start.beginning()})
+    assert await consumer.end_offsets() == {WHERE: stable}
+    found: dict[int, bytes] = {}
+    while consumer.positions[WHERE] < stable:
+        for record in await consumer.poll():
+            assert record.value is not None
+            found[record.offset] = record.value
+    assert found == wanted
+    assert await consumer.poll(0.1) == []  # nothing of the open transactions
 
-        plan = await _make_plan(cluster, OPTIONS)
-        assert [(each.start, each.end) for each in plan.ranges] == [(0, stable)]
-        reader = RangeReader(cluster, plan.ranges[0], OPTIONS.fetch, is_compacted=False)
-        rows: dict[int, bytes] = {}
-        async for batch in reader.read():
-            rows |= dict(zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True))
-        assert rows == wanted
-        report = reader.report
-        assert report is not None
-        assert set(report.missing) <= {GapReason.ABORTED, GapReason.CONTROL}
-        assert report.records + sum(report.missing.values()) == stable
-        cluster.close()
-
-    simulated(scenario)
+    plan = await _make_plan(cluster, OPTIONS)
+    assert [(each.start, each.end) for each in plan.ranges] == [(0, stable)]
+    reader = RangeReader(cluster, plan.ranges[0], OPTIONS.fetch, is_compacted=False)
+    rows: dict[int, bytes] = {}
+    async for batch in reader.read():
+        rows |= dict(zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True))
+    assert rows == wanted
+    report = reader.report
+    assert report is not None
+    assert set(report.missing) <= {GapReason.ABORTED, GapReason.CONTROL}
+    assert report.records + sum(report.missing.values()) == stable
+    cluster.close()

@@ -103,179 +103,168 @@ async def active(cluster: Together, *peers: Peer) -> Peer:
     return next(peer for peer in peers if peer.state == "ACTIVE")
 
 
-def test_there_is_no_coordinator_before_the_topic_exists() -> None:
-    async def scenario(cluster: Together) -> None:
-        peer = Peer(cluster.worker(1))
-        assert peer.state == "COORDINATOR_NOT_AVAILABLE"
-        with pytest.raises(KafkaError) as refused:
-            peer.coordinator.shard("g" * 40_000)
-        assert refused.value.code is ErrorCode.INVALID_GROUP_ID
-
-    together(scenario)
+@together()
+async def test_there_is_no_coordinator_before_the_topic_exists(cluster: Together) -> None:
+    peer = Peer(cluster.worker(1))
+    assert peer.state == "COORDINATOR_NOT_AVAILABLE"
+    with pytest.raises(KafkaError) as refused:
+        peer.coordinator.shard("g" * 40_000)
+    assert refused.value.code is ErrorCode.INVALID_GROUP_ID
 
 
-def test_commits_survive_a_killed_coordinator_and_waiting_members_do_not() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2, 3))
-        await cluster.create_offsets_topic()
-        peers = [Peer(cluster.worker(node_id)) for node_id in NODES]
-        async with coordinating(*peers):
-            first = await active(cluster, *peers)
-            assert sum(peer.state == "ACTIVE" for peer in peers) == 1
-            committed = [first.commit(offset) for offset in range(1, 21)]
-            await cluster.until(lambda: all(committed))
-            assert committed[-1] == [[ErrorCode.NONE]]
-            await cluster.kill(first.worker.worker_id)
-            first.coordinator.close()
-            others = [peer for peer in peers if peer is not first]
+@together(offsets_topic_num_partitions=1)
+async def test_commits_survive_a_killed_coordinator_and_waiting_members_do_not(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (1, 2, 3))
+    await cluster.create_offsets_topic()
+    peers = [Peer(cluster.worker(node_id)) for node_id in NODES]
+    async with coordinating(*peers):
+        first = await active(cluster, *peers)
+        assert sum(peer.state == "ACTIVE" for peer in peers) == 1
+        committed = [first.commit(offset) for offset in range(1, 21)]
+        await cluster.until(lambda: all(committed))
+        assert committed[-1] == [[ErrorCode.NONE]]
+        await cluster.kill(first.worker.worker_id)
+        first.coordinator.close()
+        others = [peer for peer in peers if peer is not first]
 
-            def look() -> bool:
-                for peer in others:
-                    peer.coordinator.runtime.look()
-                return any(peer.state == "ACTIVE" for peer in others)
+        def look() -> bool:
+            for peer in others:
+                peer.coordinator.runtime.look()
+            return any(peer.state == "ACTIVE" for peer in others)
 
-            await cluster.until(look)
-            assert (await active(cluster, *others)).committed() == 20
-
-    together(scenario, offsets_topic_num_partitions=1)
-
-
-def test_a_join_that_waits_is_answered_when_the_worker_stops() -> None:
-    async def scenario(cluster: Together) -> None:
-        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
-        async with coordinating(peer):
-            await active(cluster, peer)
-            answers = peer.join()
-            assert not answers
-            peer.coordinator.close()
-            assert answers[0].code is ErrorCode.NOT_COORDINATOR
-
-    together(scenario, **ONE_REPLICA)
+        await cluster.until(look)
+        assert (await active(cluster, *others)).committed() == 20
 
 
-def test_members_get_their_generation_after_the_initial_delay() -> None:
-    async def scenario(cluster: Together) -> None:
-        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
-        async with coordinating(peer):
-            await active(cluster, peer)
-            answers = peer.join()
-            await cluster.world.sleep(2.9)
-            assert not answers
-            await cluster.world.sleep(0.2)
-            assert answers[0].generation == 1
-
-    together(scenario, **ONE_REPLICA)
+@together(**ONE_REPLICA)
+async def test_a_join_that_waits_is_answered_when_the_worker_stops(cluster: Together) -> None:
+    peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
+    async with coordinating(peer):
+        await active(cluster, peer)
+        answers = peer.join()
+        assert not answers
+        peer.coordinator.close()
+        assert answers[0].code is ErrorCode.NOT_COORDINATOR
 
 
-def test_offsets_expire_at_the_interval_of_the_check() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1,))
-        leader = await cluster.create_offsets_topic()
-        configs = CoordinatorConfigs()
-        configs.groups.offsets_retention_ms = 30_000
-        configs.retention_check_s = 10.0
-        peer = Peer(cluster.worker(leader), configs)
-        async with coordinating(peer):
-            await active(cluster, peer)
-            peer.commit(5)
-            await cluster.world.sleep(25)
-            assert peer.committed() == 5
-            await cluster.until(lambda: peer.committed() is None, 20)
-            assert not any(peer.coordinator.shard(GROUP).group_id_pieces())
-
-    together(scenario, **ONE_REPLICA)
+@together(**ONE_REPLICA)
+async def test_members_get_their_generation_after_the_initial_delay(cluster: Together) -> None:
+    peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
+    async with coordinating(peer):
+        await active(cluster, peer)
+        answers = peer.join()
+        await cluster.world.sleep(2.9)
+        assert not answers
+        await cluster.world.sleep(0.2)
+        assert answers[0].generation == 1
 
 
-def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1,))
-        await cluster.create("u", (1,))
-        peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
-        async with coordinating(peer):
-            await active(cluster, peer)
-            peer.commit(5)
-            peer.commit(6, "u")
-        client = await cluster.connect(1)
-        assert await client.delete("t") == ErrorCode.NONE
-        await cluster.until(lambda: peer.worker.image.topic("t") is None)
-        await cluster.create("t", (1,))
-        other = Peer(peer.worker)
-        async with coordinating(other):
-            await active(cluster, other)
-            assert other.committed() is None
-            assert other.committed("u") == 6
-            offsets = other.coordinator.shard(GROUP).offsets
-            await cluster.until(lambda: offsets.offset_count == 1)
-
-    together(scenario, **ONE_REPLICA)
+@together(**ONE_REPLICA)
+async def test_offsets_expire_at_the_interval_of_the_check(cluster: Together) -> None:
+    await cluster.create("t", (1,))
+    leader = await cluster.create_offsets_topic()
+    configs = CoordinatorConfigs()
+    configs.groups.offsets_retention_ms = 30_000
+    configs.retention_check_s = 10.0
+    peer = Peer(cluster.worker(leader), configs)
+    async with coordinating(peer):
+        await active(cluster, peer)
+        peer.commit(5)
+        await cluster.world.sleep(25)
+        assert peer.committed() == 5
+        await cluster.until(lambda: peer.committed() is None, 20)
+        assert not any(peer.coordinator.shard(GROUP).group_id_pieces())
 
 
-def test_a_coordinator_knows_the_topics_of_the_offsets_that_it_has_loaded() -> None:
+@together(**ONE_REPLICA)
+async def test_offsets_of_a_topic_that_was_deleted_before_the_load_are_removed(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (1,))
+    await cluster.create("u", (1,))
+    peer = Peer(cluster.worker(await cluster.create_offsets_topic()))
+    async with coordinating(peer):
+        await active(cluster, peer)
+        peer.commit(5)
+        peer.commit(6, "u")
+    client = await cluster.connect(1)
+    assert await client.delete("t") == ErrorCode.NONE
+    await cluster.until(lambda: peer.worker.image.topic("t") is None)
+    await cluster.create("t", (1,))
+    other = Peer(peer.worker)
+    async with coordinating(other):
+        await active(cluster, other)
+        assert other.committed() is None
+        assert other.committed("u") == 6
+        offsets = other.coordinator.shard(GROUP).offsets
+        await cluster.until(lambda: offsets.offset_count == 1)
+
+
+@together(offsets_topic_num_partitions=1)
+async def test_a_coordinator_knows_the_topics_of_the_offsets_that_it_has_loaded(
+    cluster: Together,
+) -> None:
     """One publication brings a topic, and the election of a coordinator with commits of it.
 
     Until the worker has applied all of it, its image does not have the topic: the offsets would
     look like those of a deleted one.
     """
+    leader_id = await cluster.create_offsets_topic()
+    leader = cluster.worker(leader_id)
+    others = [cluster.worker(node_id) for node_id in NODES if node_id != leader_id]
+    await cluster.until(lambda: not leader.groups.is_loading)
+    partitions = [each.replica_manager.by_name(CONSUMER_OFFSETS, 0) for each in others]
+    may_begin, may_end = trio.Event(), trio.Event()
 
-    async def scenario(cluster: Together) -> None:
-        leader_id = await cluster.create_offsets_topic()
-        leader = cluster.worker(leader_id)
-        others = [cluster.worker(node_id) for node_id in NODES if node_id != leader_id]
-        await cluster.until(lambda: not leader.groups.is_loading)
-        partitions = [each.replica_manager.by_name(CONSUMER_OFFSETS, 0) for each in others]
-        may_begin, may_end = trio.Event(), trio.Event()
+    def held(publish: Any, until: trio.Event, topic: str) -> Any:
+        async def later(delta: Any, image: Any) -> None:
+            if image.topic(topic) is not None:
+                await until.wait()
+            await publish(delta, image)
 
-        def held(publish: Any, until: trio.Event, topic: str) -> Any:
-            async def later(delta: Any, image: Any) -> None:
-                if image.topic(topic) is not None:
-                    await until.wait()
-                await publish(delta, image)
+        return later
 
-            return later
-
-        for each in others:
-            each.quotas.publish = held(each.quotas.publish, may_begin, "before")
-        client = await cluster.connect(leader_id)
-        await client.create("before", 1)  # the others begin to publish it, and are held
-        await client.create("t", 1)
-        topic = leader.image.topic("t")
-        assert topic is not None
-        answers: list[Any] = []
-        row = OffsetToCommit("t", topic.topic_id, 0, 7, -1, "")
-        request = CommitRequest(GROUP, "", None, -1, [row])
-        clock = leader.clock
-        leader.groups.call(
-            GROUP,
-            lambda shard: shard.commit(clock.monotonic(), clock.now_ms(), request),
-            answers.append,
-            answers.append,
-        )
-        await cluster.until(lambda: answers)
-        assert answers == [[ErrorCode.NONE]]
-        await cluster.kill(leader_id)
-        await cluster.until(
-            lambda: others[0].loader.image.topic(CONSUMER_OFFSETS).partitions[0].leader != leader_id
-        )
-        for each in others:
-            each.session.publish = held(each.session.publish, may_end, "t")
-        may_begin.set()
-        await cluster.until(lambda: any(each.is_leader for each in partitions))
-        new = next(
-            each for each, replica in zip(others, partitions, strict=True) if replica.is_leader
-        )
-        assert new.image.topic("t") is None
-        with pytest.raises(KafkaError) as refused:
-            new.groups.shard(GROUP)
-        assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await trio.sleep(5)  # all that could happen has happened
-        may_end.set()
-        await cluster.until(lambda: new.image.topic("t") and not new.groups.is_loading)
-        await trio.sleep(5)
-        found = new.groups.shard(GROUP).offsets.fetch(GROUP, "t", 0, topic.topic_id)
-        assert found is not None
-        assert found.offset == 7
-
-    together(scenario, offsets_topic_num_partitions=1)
+    for each in others:
+        each.quotas.publish = held(each.quotas.publish, may_begin, "before")
+    client = await cluster.connect(leader_id)
+    await client.create("before", 1)  # the others begin to publish it, and are held
+    await client.create("t", 1)
+    topic = leader.image.topic("t")
+    assert topic is not None
+    answers: list[Any] = []
+    row = OffsetToCommit("t", topic.topic_id, 0, 7, -1, "")
+    request = CommitRequest(GROUP, "", None, -1, [row])
+    clock = leader.clock
+    leader.groups.call(
+        GROUP,
+        lambda shard: shard.commit(clock.monotonic(), clock.now_ms(), request),
+        answers.append,
+        answers.append,
+    )
+    await cluster.until(lambda: answers)
+    assert answers == [[ErrorCode.NONE]]
+    await cluster.kill(leader_id)
+    await cluster.until(
+        lambda: others[0].loader.image.topic(CONSUMER_OFFSETS).partitions[0].leader != leader_id
+    )
+    for each in others:
+        each.session.publish = held(each.session.publish, may_end, "t")
+    may_begin.set()
+    await cluster.until(lambda: any(each.is_leader for each in partitions))
+    new = next(each for each, replica in zip(others, partitions, strict=True) if replica.is_leader)
+    assert new.image.topic("t") is None
+    with pytest.raises(KafkaError) as refused:
+        new.groups.shard(GROUP)
+    assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await trio.sleep(5)  # all that could happen has happened
+    may_end.set()
+    await cluster.until(lambda: new.image.topic("t") and not new.groups.is_loading)
+    await trio.sleep(5)
+    found = new.groups.shard(GROUP).offsets.fetch(GROUP, "t", 0, topic.topic_id)
+    assert found is not None
+    assert found.offset == 7
 
 
 # Tombstones that cannot be written

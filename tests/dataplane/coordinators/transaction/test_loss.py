@@ -206,36 +206,35 @@ class Producing:
         self.coordinator.runtime.look()
 
 
-def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten() -> None:
-    async def scenario(cluster: Together) -> None:
-        lost = await Producing.create(cluster)
-        led, coordinator = lost.partition, lost.coordinator
-        led.log.append(lost.batch, lost.header, led.leader_epoch, 1)
-        led.appended(len(lost.batch))
-        assert led.last_stable_offset == 0
-        lost.lose_states()
-        await cluster.until(lambda: led.last_stable_offset == 2)
-        assert led.log.log_end_offset == 2
-        await cluster.until(lambda: coordinator.shards and not coordinator.shards[0].is_pending(ID))
-        found = await coordinator.init_producer_id(ID, 5000, None)
-        assert found.code is ErrorCode.NONE
-        assert found.producer_id != lost.producer_id
+@together(transaction_state_log_num_partitions=1)
+async def test_readers_do_not_wait_for_a_transaction_that_a_loss_has_forgotten(
+    cluster: Together,
+) -> None:
+    lost = await Producing.create(cluster)
+    led, coordinator = lost.partition, lost.coordinator
+    led.log.append(lost.batch, lost.header, led.leader_epoch, 1)
+    led.appended(len(lost.batch))
+    assert led.last_stable_offset == 0
+    lost.lose_states()
+    await cluster.until(lambda: led.last_stable_offset == 2)
+    assert led.log.log_end_offset == 2
+    await cluster.until(lambda: coordinator.shards and not coordinator.shards[0].is_pending(ID))
+    found = await coordinator.init_producer_id(ID, 5000, None)
+    assert found.code is ErrorCode.NONE
+    assert found.producer_id != lost.producer_id
 
-    together(scenario, transaction_state_log_num_partitions=1)
 
-
-def test_a_transaction_that_was_verified_before_the_loss_does_not_begin_after_it() -> None:
+@together(transaction_state_log_num_partitions=1)
+async def test_a_transaction_that_was_verified_before_the_loss_does_not_begin_after_it(
+    cluster: Together,
+) -> None:
     """No marker would end it: the coordinator that has verified it is forgotten, and its epoch."""
-
-    async def scenario(cluster: Together) -> None:
-        lost = await Producing.create(cluster)
-        producers = lost.log.producers
-        verified = producers.verifications.begin(lost.producer_id)
+    lost = await Producing.create(cluster)
+    producers = lost.log.producers
+    verified = producers.verifications.begin(lost.producer_id)
+    producers.check_verified(lost.header, verified)
+    lost.lose_states()
+    await cluster.until(lambda: lost.log.log_end_offset == 1)  # the marker
+    with pytest.raises(KafkaError) as refused:
         producers.check_verified(lost.header, verified)
-        lost.lose_states()
-        await cluster.until(lambda: lost.log.log_end_offset == 1)  # the marker
-        with pytest.raises(KafkaError) as refused:
-            producers.check_verified(lost.header, verified)
-        assert refused.value.code is ErrorCode.INVALID_TXN_STATE
-
-    together(scenario, transaction_state_log_num_partitions=1)
+    assert refused.value.code is ErrorCode.INVALID_TXN_STATE

@@ -1,6 +1,7 @@
 """A client of the group APIs, and nodes to which it connects."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -27,8 +28,9 @@ from metaquorum.wire.protocol.apis import APIS, ApiKey
 from tests.dataplane.serving import (
     RawClient,
     Simulated,
-    simulated,
+    run_simulated,
 )
+from tests.suite.first_argument import given_first
 
 CONFIGS = {
     "offsets_topic_num_partitions": 3,
@@ -38,8 +40,13 @@ CONFIGS = {
 NONE = ErrorCode.NONE
 
 
-def groups(scenario: Callable[[Simulated], Awaitable[None]], **configs: object) -> None:
-    simulated(scenario, **(CONFIGS | configs))
+def run_groups(scenario: Callable[[Simulated], Awaitable[None]], **configs: object) -> None:
+    run_simulated(scenario, **(CONFIGS | configs))
+
+
+def groups(**configs: object) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run an async test with a node for groups; `configs` are those of `run_groups`."""
+    return given_first(partial(run_groups, **configs))
 
 
 def versions(api: ApiKey, first: int = 0) -> range:

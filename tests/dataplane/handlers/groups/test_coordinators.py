@@ -13,7 +13,7 @@ from metaquorum.wire.messages.leave_group import MemberIdentity
 from metaquorum.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, versions
+from tests.dataplane.handlers.groups.clients import NONE, GroupClient, groups, run_groups, versions
 from tests.dataplane.serving import (
     Simulated,
 )
@@ -50,43 +50,41 @@ def test_coordinators_are_found_in_every_version() -> None:
                 if version and code and kind == 2:
                     assert "this version of metaquorum has no" in str(reasons)
 
-    groups(scenario)
+    run_groups(scenario)
 
 
-def test_the_offsets_topic_is_created_by_the_first_search_only() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = GroupClient(await node.connect())
-        assert await client.commit(1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-        assert (await client.join()).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert node.worker.image.topic("__consumer_offsets") is None
-        assert (await client.find("g")).error_code == NONE
-        topic = node.worker.image.topic("__consumer_offsets")
-        assert topic is not None
-        assert len(topic.partitions) == 3
-
-    groups(scenario)
+@groups()
+async def test_the_offsets_topic_is_created_by_the_first_search_only(node: Simulated) -> None:
+    client = GroupClient(await node.connect())
+    assert await client.commit(1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert (await client.join()).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert node.worker.image.topic("__consumer_offsets") is None
+    assert (await client.find("g")).error_code == NONE
+    topic = node.worker.image.topic("__consumer_offsets")
+    assert topic is not None
+    assert len(topic.partitions) == 3
 
 
-def test_waiting_requests_end_with_not_coordinator_when_the_worker_stops() -> None:
-    async def scenario(node: Simulated) -> None:
-        one, two = await GroupClient.connect(node), await GroupClient.connect(node)
-        await one.stable()
-        answers: list[Any] = []
+@groups()
+async def test_waiting_requests_end_with_not_coordinator_when_the_worker_stops(
+    node: Simulated,
+) -> None:
+    one, two = await GroupClient.connect(node), await GroupClient.connect(node)
+    await one.stable()
+    answers: list[Any] = []
 
-        async def wait_for_the_other() -> None:
-            required = await two.join()
-            answers.append(await two.join(required.member_id))
+    async def wait_for_the_other() -> None:
+        required = await two.join()
+        answers.append(await two.join(required.member_id))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_for_the_other)
-            while (await one.describe()).group_state != "PreparingRebalance":
-                await trio.sleep(0.1)
-            node.worker.stop_waiting()
-        assert [answer.error_code for answer in answers] == [ErrorCode.NOT_COORDINATOR]
-        assert await one.commit(1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-        assert (await one.join()).error_code == ErrorCode.NOT_COORDINATOR
-
-    groups(scenario)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for_the_other)
+        while (await one.describe()).group_state != "PreparingRebalance":
+            await trio.sleep(0.1)
+        node.worker.stop_waiting()
+    assert [answer.error_code for answer in answers] == [ErrorCode.NOT_COORDINATOR]
+    assert await one.commit(1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert (await one.join()).error_code == ErrorCode.NOT_COORDINATOR
 
 
 def test_groups_need_a_raised_metadata_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +124,4 @@ def test_groups_need_a_raised_metadata_version(monkeypatch: pytest.MonkeyPatch) 
 
     earlier = (FeatureRange(METADATA_VERSION, 1, 1), FeatureRange(ELIGIBLE_LEADERS, 0, 1))
     monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
-    groups(scenario)
+    run_groups(scenario)

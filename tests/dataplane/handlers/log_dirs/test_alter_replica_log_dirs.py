@@ -37,8 +37,8 @@ from tests.dataplane.serving import (
     Simulated,
     batch_of,
     in_trio,
+    run_simulated,
     serving,
-    simulated,
 )
 from tests.nodes import PATIENCE_S
 
@@ -634,7 +634,7 @@ def test_a_move_keeps_its_rate() -> None:
         assert mover.moved_count == 2
         assert partition_of(node).log.log_end_offset == 200
 
-    simulated(scenario, log_dirs=("/data/a", "/data/b"))
+    run_simulated(scenario, log_dirs=("/data/a", "/data/b"))
 
 
 def partition_of(node: Simulated) -> Any:

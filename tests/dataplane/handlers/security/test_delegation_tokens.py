@@ -22,32 +22,28 @@ REQUESTS = (
 )
 
 
-def test_who_has_not_authenticated_is_refused_as_by_a_real_kafka() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for key, asked_for in REQUESTS:
-            for version, asked, golden in exchanges(key, asked_for):
-                assert await client.call(key, asked, version) == golden, (key, version)
-
-    simulated(scenario)
+@simulated()
+async def test_who_has_not_authenticated_is_refused_as_by_a_real_kafka(node: Simulated) -> None:
+    client = await node.connect()
+    for key, asked_for in REQUESTS:
+        for version, asked, golden in exchanges(key, asked_for):
+            assert await client.call(key, asked, version) == golden, (key, version)
 
 
-def test_who_has_authenticated_is_told_that_there_are_no_tokens() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        await log_in(client, PLAIN)
-        for key, asked_for in REQUESTS:
-            answer = await client.call(key, asked_for())
-            assert answer.error_code == ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
-            assert getattr(answer, "expiry_timestamp_ms", 0) == 0
-        asked = CreateDelegationTokenRequest(owner_principal_name="bob")
-        answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
-        assert (answer.principal_type, answer.principal_name) == ("User", "bob")
-        requester = answer.token_requester_principal_type, answer.token_requester_principal_name
-        assert requester == ("User", "alice")
-        asked.renewers = [CreatableRenewers(principal_type="Group", principal_name="g")]
-        answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
-        assert answer.error_code == ErrorCode.INVALID_PRINCIPAL_TYPE
-        assert answer.expiry_timestamp_ms == -1
-
-    secured(scenario)
+@secured()
+async def test_who_has_authenticated_is_told_that_there_are_no_tokens(node: Simulated) -> None:
+    client = await node.connect()
+    await log_in(client, PLAIN)
+    for key, asked_for in REQUESTS:
+        answer = await client.call(key, asked_for())
+        assert answer.error_code == ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+        assert getattr(answer, "expiry_timestamp_ms", 0) == 0
+    asked = CreateDelegationTokenRequest(owner_principal_name="bob")
+    answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
+    assert (answer.principal_type, answer.principal_name) == ("User", "bob")
+    requester = answer.token_requester_principal_type, answer.token_requester_principal_name
+    assert requester == ("User", "alice")
+    asked.renewers = [CreatableRenewers(principal_type="Group", principal_name="g")]
+    answer = await client.call(ApiKey.CREATE_DELEGATION_TOKEN, asked)
+    assert answer.error_code == ErrorCode.INVALID_PRINCIPAL_TYPE
+    assert answer.expiry_timestamp_ms == -1

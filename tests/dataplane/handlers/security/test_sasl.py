@@ -7,14 +7,12 @@ from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
 
 
-def test_a_listener_without_sasl_says_so_as_a_real_kafka_does() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for key, asked_for in (
-            (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest),
-            (ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest),
-        ):
-            for version, asked, golden in exchanges(key, asked_for):
-                assert await client.call(key, asked, version) == golden
-
-    simulated(scenario)
+@simulated()
+async def test_a_listener_without_sasl_says_so_as_a_real_kafka_does(node: Simulated) -> None:
+    client = await node.connect()
+    for key, asked_for in (
+        (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest),
+        (ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest),
+    ):
+        for version, asked, golden in exchanges(key, asked_for):
+            assert await client.call(key, asked, version) == golden

@@ -6,7 +6,7 @@ from metaquorum.wire.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
 )
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.serving import Simulated, simulated
+from tests.dataplane.serving import Simulated, run_simulated
 from tests.wire.messages.golden import exchanges, in_any_order
 
 
@@ -31,4 +31,4 @@ def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -
                 assert answer.error_code == golden.error_code
                 assert in_any_order(answer.results) == in_any_order(golden.results), asked
 
-    simulated(scenario)
+    run_simulated(scenario)

@@ -572,65 +572,60 @@ def test_filters_and_ids_of_very_many_rows_are_answered() -> None:
 # Several workers
 
 
-def test_other_workers_than_the_coordinator_refuse_a_transaction() -> None:
+@together(transaction_state_log_num_partitions=1)
+async def test_other_workers_than_the_coordinator_refuse_a_transaction(cluster: Together) -> None:
     """Clients look for the coordinator after these errors; nothing is changed."""
-
-    async def scenario(cluster: Together) -> None:
-        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
-        await cluster.create("t")
-        leader = topic.partitions[0].leader
-        coordinator = cluster.worker(leader).transactions
-        await cluster.until(lambda: 0 in coordinator.shards)
-        begun = await coordinator.init_producer_id("tx", 60_000, None)
-        other = next(each for each in (1, 2, 3) if each != leader)
-        producers = []
-        for node_id in (other, leader):
-            producer = Producer(GroupClient(await cluster.connect(node_id)), "tx")
-            producer.producer_id, producer.epoch = begun.producer_id, begun.producer_epoch
-            producers.append(producer)
-        wrong, right = producers
-        for _, ask, version in (each.values for each in OPERATIONS):
-            assert await ask(wrong, version=version) == ErrorCode.NOT_COORDINATOR
-        assert (await described(wrong)).error_code == ErrorCode.NOT_COORDINATOR
-        empty = await listed(wrong)
-        assert (empty.error_code, empty.transaction_states) == (NONE, [])
-        assert await state_of(right) == "Empty"
-        assert await add(right) == NONE
-
-    together(scenario, transaction_state_log_num_partitions=1)
+    topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+    await cluster.create("t")
+    leader = topic.partitions[0].leader
+    coordinator = cluster.worker(leader).transactions
+    await cluster.until(lambda: 0 in coordinator.shards)
+    begun = await coordinator.init_producer_id("tx", 60_000, None)
+    other = next(each for each in (1, 2, 3) if each != leader)
+    producers = []
+    for node_id in (other, leader):
+        producer = Producer(GroupClient(await cluster.connect(node_id)), "tx")
+        producer.producer_id, producer.epoch = begun.producer_id, begun.producer_epoch
+        producers.append(producer)
+    wrong, right = producers
+    for _, ask, version in (each.values for each in OPERATIONS):
+        assert await ask(wrong, version=version) == ErrorCode.NOT_COORDINATOR
+    assert (await described(wrong)).error_code == ErrorCode.NOT_COORDINATOR
+    empty = await listed(wrong)
+    assert (empty.error_code, empty.transaction_states) == (NONE, [])
+    assert await state_of(right) == "Empty"
+    assert await add(right) == NONE
 
 
-def test_the_next_coordinator_has_the_transaction_and_completes_it() -> None:
-    async def scenario(cluster: Together) -> None:
-        topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
-        await cluster.create("t")
-        leader = topic.partitions[0].leader
-        coordinator = cluster.worker(leader).transactions
-        await cluster.until(lambda: 0 in coordinator.shards)
-        begun = await coordinator.init_producer_id("tx", 60_000, None)
-        producer = Expected(begun.producer_id, begun.producer_epoch)
-        assert await coordinator.add_to("tx", producer, [("t", 0)]) == NONE
-        await cluster.kill(leader)
-        others = [each for each in (1, 2, 3) if each != leader]
-        clients = [GroupClient(await cluster.connect(each)) for each in others]
-        answers = set()
-        while NONE not in answers:
-            for client in clients:
-                asking = Producer(client, "tx")
-                asking.producer_id, asking.epoch = producer
-                answers.add(await end(asking))
-                found = await listed(asking)
-                assert found.error_code in (NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-            await cluster.world.sleep(0.001)
-        assert answers <= {
-            NONE,
-            ErrorCode.NOT_COORDINATOR,
-            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-            ErrorCode.CONCURRENT_TRANSACTIONS,
-        }
-        coordinators = [cluster.worker(each).transactions for each in others]
-        await cluster.until(
-            lambda: sum(each.counts()[State.COMPLETE_COMMIT] for each in coordinators) == 1
-        )
-
-    together(scenario, transaction_state_log_num_partitions=1)
+@together(transaction_state_log_num_partitions=1)
+async def test_the_next_coordinator_has_the_transaction_and_completes_it(cluster: Together) -> None:
+    topic = await cluster.worker(1).internal_topics.ensure(TRANSACTION_STATE)
+    await cluster.create("t")
+    leader = topic.partitions[0].leader
+    coordinator = cluster.worker(leader).transactions
+    await cluster.until(lambda: 0 in coordinator.shards)
+    begun = await coordinator.init_producer_id("tx", 60_000, None)
+    producer = Expected(begun.producer_id, begun.producer_epoch)
+    assert await coordinator.add_to("tx", producer, [("t", 0)]) == NONE
+    await cluster.kill(leader)
+    others = [each for each in (1, 2, 3) if each != leader]
+    clients = [GroupClient(await cluster.connect(each)) for each in others]
+    answers = set()
+    while NONE not in answers:
+        for client in clients:
+            asking = Producer(client, "tx")
+            asking.producer_id, asking.epoch = producer
+            answers.add(await end(asking))
+            found = await listed(asking)
+            assert found.error_code in (NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        await cluster.world.sleep(0.001)
+    assert answers <= {
+        NONE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+    coordinators = [cluster.worker(each).transactions for each in others]
+    await cluster.until(
+        lambda: sum(each.counts()[State.COMPLETE_COMMIT] for each in coordinators) == 1
+    )

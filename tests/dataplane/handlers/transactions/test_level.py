@@ -36,60 +36,59 @@ def earlier_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "SUPPORTED_FEATURES", earlier)
 
 
-def test_the_error_message_names_the_level_and_the_command_that_raises_it() -> None:
+@groups()
+async def test_the_error_message_names_the_level_and_the_command_that_raises_it(
+    node: Simulated,
+) -> None:
     """Librdkafka shows the message, in a fatal error of its own; others retry for a minute."""
-
-    async def scenario(node: Simulated) -> None:
-        client = await GroupClient.connect(node)
-        for version in versions(ApiKey.FIND_COORDINATOR, 1):
-            asked = FindCoordinatorRequest(key="tx", key_type=TRANSACTION)
-            if version >= 4:
-                asked = FindCoordinatorRequest(coordinator_keys=["tx"], key_type=TRANSACTION)
-            found = await client.call(ApiKey.FIND_COORDINATOR, asked, version)
-            if version >= 4:
-                (found,) = found.coordinators
-            fatal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            assert found.error_code == (fatal if version == OF_LIBRDKAFKA else TOO_LOW)
-            assert "needs level 3 of metadata.version" in found.error_message
-            assert COMMAND in found.error_message
-
-    groups(scenario)
+    client = await GroupClient.connect(node)
+    for version in versions(ApiKey.FIND_COORDINATOR, 1):
+        asked = FindCoordinatorRequest(key="tx", key_type=TRANSACTION)
+        if version >= 4:
+            asked = FindCoordinatorRequest(coordinator_keys=["tx"], key_type=TRANSACTION)
+        found = await client.call(ApiKey.FIND_COORDINATOR, asked, version)
+        if version >= 4:
+            (found,) = found.coordinators
+        fatal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert found.error_code == (fatal if version == OF_LIBRDKAFKA else TOO_LOW)
+        assert "needs level 3 of metadata.version" in found.error_message
+        assert COMMAND in found.error_message
 
 
-def test_every_request_of_a_transaction_is_answered_with_unsupported_version() -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await GroupClient.connect(node)
-        call = client.call
-        await client.client.create("t", 1)
-        for version in versions(ApiKey.INIT_PRODUCER_ID):
-            init = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1000)
-            answer = await call(ApiKey.INIT_PRODUCER_ID, init, version)
-            assert answer.error_code == TOO_LOW
-        for name in ("t", "unknown"):
-            topics = [AddPartitionsToTxnTopic(name=name, partitions=[0])]
-            add = AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id="tx", v3_and_below_topics=topics
-            )
-            answer = await call(ApiKey.ADD_PARTITIONS_TO_TXN, add, 3)
-            (topic,) = answer.results_by_topic_v3_and_below
-            assert topic.results_by_partition[0].partition_error_code == TOO_LOW
-            row = TxnOffsetCommitRequestPartition(committed_metadata="")
-            commit = TxnOffsetCommitRequest(
-                transactional_id="tx",
-                group_id="g",
-                topics=[TxnOffsetCommitRequestTopic(name=name, partitions=[row])],
-            )
-            answer = await call(ApiKey.TXN_OFFSET_COMMIT, commit, 5)
-            assert answer.topics[0].partitions[0].error_code == TOO_LOW
-        offsets = AddOffsetsToTxnRequest(transactional_id="tx", group_id="g")
-        answer = await call(ApiKey.ADD_OFFSETS_TO_TXN, offsets)
+@groups()
+async def test_every_request_of_a_transaction_is_answered_with_unsupported_version(
+    node: Simulated,
+) -> None:
+    client = await GroupClient.connect(node)
+    call = client.call
+    await client.client.create("t", 1)
+    for version in versions(ApiKey.INIT_PRODUCER_ID):
+        init = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1000)
+        answer = await call(ApiKey.INIT_PRODUCER_ID, init, version)
         assert answer.error_code == TOO_LOW
-        answer = await call(ApiKey.END_TXN, EndTxnRequest(transactional_id="tx"))
-        assert answer.error_code == TOO_LOW
-        describe = DescribeTransactionsRequest(transactional_ids=["tx"])
-        answer = await call(ApiKey.DESCRIBE_TRANSACTIONS, describe)
-        assert answer.transaction_states[0].error_code == TOO_LOW
-        answer = await call(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest())
-        assert answer.error_code == TOO_LOW
-
-    groups(scenario)
+    for name in ("t", "unknown"):
+        topics = [AddPartitionsToTxnTopic(name=name, partitions=[0])]
+        add = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx", v3_and_below_topics=topics
+        )
+        answer = await call(ApiKey.ADD_PARTITIONS_TO_TXN, add, 3)
+        (topic,) = answer.results_by_topic_v3_and_below
+        assert topic.results_by_partition[0].partition_error_code == TOO_LOW
+        row = TxnOffsetCommitRequestPartition(committed_metadata="")
+        commit = TxnOffsetCommitRequest(
+            transactional_id="tx",
+            group_id="g",
+            topics=[TxnOffsetCommitRequestTopic(name=name, partitions=[row])],
+        )
+        answer = await call(ApiKey.TXN_OFFSET_COMMIT, commit, 5)
+        assert answer.topics[0].partitions[0].error_code == TOO_LOW
+    offsets = AddOffsetsToTxnRequest(transactional_id="tx", group_id="g")
+    answer = await call(ApiKey.ADD_OFFSETS_TO_TXN, offsets)
+    assert answer.error_code == TOO_LOW
+    answer = await call(ApiKey.END_TXN, EndTxnRequest(transactional_id="tx"))
+    assert answer.error_code == TOO_LOW
+    describe = DescribeTransactionsRequest(transactional_ids=["tx"])
+    answer = await call(ApiKey.DESCRIBE_TRANSACTIONS, describe)
+    assert answer.transaction_states[0].error_code == TOO_LOW
+    answer = await call(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest())
+    assert answer.error_code == TOO_LOW

@@ -32,7 +32,7 @@ from metaquorum.wire.messages.txn_offset_commit import (
 )
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.protocol.apis import ApiKey
-from tests.dataplane.handlers.groups.clients import GroupClient, groups
+from tests.dataplane.handlers.groups.clients import GroupClient, run_groups
 from tests.dataplane.serving import Simulated
 
 NONE = ErrorCode.NONE
@@ -166,7 +166,7 @@ def transactions(scenario: Callable[[Simulated, Producer], Awaitable[None]]) -> 
         await client.client.create("t", 2)
         await scenario(node, await Producer.create(node))
 
-    groups(with_producer)
+    run_groups(with_producer)
 
 
 @pytest.mark.parametrize("version", range(6))

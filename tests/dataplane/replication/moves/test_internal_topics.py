@@ -199,46 +199,44 @@ async def moved_under_load(
     return [target[0] for target in targets]
 
 
-def test_a_group_goes_on_while_the_partition_of_its_coordinator_moves() -> None:
-    async def scenario(cluster: Together) -> None:
-        await prepare(cluster)
-        member = Member(cluster)
-        await member.join()
-        leaders = await moved_under_load(cluster, CONSUMER_OFFSETS, member.commit)
-        assert member.coordinators[GROUP][1:] == leaders
-        assert member.longest_s < LONGEST_S
-        assert member.retried
-        assert member.committed > 50
-        await member.commit()
-        assert await member.read() == member.committed
-        assert await member.is_in_its_generation()
-
-    together(scenario, **CONFIGS)
+@together(**CONFIGS)
+async def test_a_group_goes_on_while_the_partition_of_its_coordinator_moves(
+    cluster: Together,
+) -> None:
+    await prepare(cluster)
+    member = Member(cluster)
+    await member.join()
+    leaders = await moved_under_load(cluster, CONSUMER_OFFSETS, member.commit)
+    assert member.coordinators[GROUP][1:] == leaders
+    assert member.longest_s < LONGEST_S
+    assert member.retried
+    assert member.committed > 50
+    await member.commit()
+    assert await member.read() == member.committed
+    assert await member.is_in_its_generation()
 
 
 @pytest.mark.parametrize(
     ("topic", "kind"), [(TRANSACTION_STATE, TRANSACTION), (CONSUMER_OFFSETS, GROUP)]
 )
-def test_transactions_go_on_while_the_partition_of_a_coordinator_moves(
-    topic: str, kind: int
+@together(**CONFIGS)
+async def test_transactions_go_on_while_the_partition_of_a_coordinator_moves(
+    cluster: Together, topic: str, kind: int
 ) -> None:
-    async def scenario(cluster: Together) -> None:
-        await prepare(cluster)
-        producer = Transactor(cluster)
-        await producer.init()
-        leaders = await moved_under_load(cluster, topic, producer.transact)
-        assert producer.coordinators[kind][-3:] == leaders
-        assert producer.longest_s < LONGEST_S
-        assert producer.retried
-        assert producer.committed > 20
-        await producer.transact(commit=False)
-        await producer.transact()
+    await prepare(cluster)
+    producer = Transactor(cluster)
+    await producer.init()
+    leaders = await moved_under_load(cluster, topic, producer.transact)
+    assert producer.coordinators[kind][-3:] == leaders
+    assert producer.longest_s < LONGEST_S
+    assert producer.retried
+    assert producer.committed > 20
+    await producer.transact(commit=False)
+    await producer.transact()
 
-        def has_ended() -> bool:
-            coordinators = [cluster.worker(node).transactions for node in NODES]
-            return sum(each.counts()[State.COMPLETE_COMMIT] for each in coordinators) == 1
+    def has_ended() -> bool:
+        coordinators = [cluster.worker(node).transactions for node in NODES]
+        return sum(each.counts()[State.COMPLETE_COMMIT] for each in coordinators) == 1
 
-        await cluster.until(has_ended)
-        assert await Member(cluster).read() == producer.committed
-
-    together(scenario, **CONFIGS)
+    await cluster.until(has_ended)
+    assert await Member(cluster).read() == producer.committed

@@ -54,98 +54,94 @@ async def read_committed(cluster: Together, node: int, offset: int) -> Any:
     )
 
 
-def test_a_new_replica_takes_over_starts_epochs_producers_and_aborted_transactions() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2))
-        client = await cluster.connect(1)
-        await fill(client, "t", 10)
-        assert (await delete_records(client, "t", 4)).error_code == ErrorCode.NONE
-        await cluster.restart(1)  # another leader epoch, led by 2
-        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
-        led = cluster.replica(2, "t")
-        assert led.is_leader
-        client = await cluster.connect(2)
-        for sequence in range(3):
-            await client.produce("t", numbered(sequence))
-        log = Transactions(led)
-        log.send(1)
-        log.send(2)
-        log.end(1, commit=False)
-        log.end(2, commit=True)
-        log.send(3)  # remains open
-        await cluster.until(lambda: led.high_watermark == led.log.log_end_offset)
-        expected, read = state_of(led), await read_committed(cluster, 2, 4)
-        assert (expected["start"], expected["stable"]) == (4, expected["end"] - 1)
-        assert len(expected["epochs"]) == 2
+@together()
+async def test_a_new_replica_takes_over_starts_epochs_producers_and_aborted_transactions(
+    cluster: Together,
+) -> None:
+    await cluster.create("t", (1, 2))
+    client = await cluster.connect(1)
+    await fill(client, "t", 10)
+    assert (await delete_records(client, "t", 4)).error_code == ErrorCode.NONE
+    await cluster.restart(1)  # another leader epoch, led by 2
+    await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+    led = cluster.replica(2, "t")
+    assert led.is_leader
+    client = await cluster.connect(2)
+    for sequence in range(3):
+        await client.produce("t", numbered(sequence))
+    log = Transactions(led)
+    log.send(1)
+    log.send(2)
+    log.end(1, commit=False)
+    log.end(2, commit=True)
+    log.send(3)  # remains open
+    await cluster.until(lambda: led.high_watermark == led.log.log_end_offset)
+    expected, read = state_of(led), await read_committed(cluster, 2, 4)
+    assert (expected["start"], expected["stable"]) == (4, expected["end"] - 1)
+    assert len(expected["epochs"]) == 2
 
-        await move(cluster, "t", 2, 3)
-        added = cluster.replica(3, "t")
-        await cluster.until(lambda: added.high_watermark == expected["end"])
-        assert state_of(added) == expected
-        await move(cluster, "t", 3)
-        assert await read_committed(cluster, 3, 4) == read
-        assert state_of(added) == expected
-        client = await cluster.connect(3)
-        repeated = await client.produce("t", numbered(2))
-        assert repeated.base_offset < expected["end"]
-        await client.produce("t", numbered(4), error=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        await client.produce("t", numbered(3))
+    await move(cluster, "t", 2, 3)
+    added = cluster.replica(3, "t")
+    await cluster.until(lambda: added.high_watermark == expected["end"])
+    assert state_of(added) == expected
+    await move(cluster, "t", 3)
+    assert await read_committed(cluster, 3, 4) == read
+    assert state_of(added) == expected
+    client = await cluster.connect(3)
+    repeated = await client.produce("t", numbered(2))
+    assert repeated.base_offset < expected["end"]
+    await client.produce("t", numbered(4), error=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    await client.produce("t", numbered(3))
 
-        before = state_of(added)
-        await cluster.kill(3)
-        await cluster.restart(3)
-        await cluster.until(lambda: cluster.replica(3, "t").is_leader)
-        after = state_of(cluster.replica(3, "t"))
-        assert {**after, "epochs": None} == {**before, "epochs": None}
-
-    together(scenario)
-
-
-def test_a_compacted_topic_moves_with_its_gaps_and_markers() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2), **COMPACTED)
-        client = await cluster.connect(1)
-        led = cluster.replica(1, "t")
-        await fill_keys(client, "t", 30)
-        log = Transactions(led)
-        log.send(1)
-        log.send(2)
-        log.end(1, commit=False)
-        log.end(2, commit=True)
-        await fill_keys(client, "t", 90)
-        began = len(await records(client, "t"))
-        await cluster.world.sleep(60.0)
-        await cluster.until(lambda: led.high_watermark == led.log.log_end_offset)
-        before = await records(client, "t")
-        assert len(before) < began - 30
-        await move(cluster, "t", 3)
-        added = cluster.replica(3, "t")
-        assert await records(await cluster.connect(3), "t") == before
-        assert added.log.log_end_offset == led.log.log_end_offset
-        assert not added.last_stable_offset < added.high_watermark
-
-    together(scenario)
+    before = state_of(added)
+    await cluster.kill(3)
+    await cluster.restart(3)
+    await cluster.until(lambda: cluster.replica(3, "t").is_leader)
+    after = state_of(cluster.replica(3, "t"))
+    assert {**after, "epochs": None} == {**before, "epochs": None}
 
 
-def test_a_new_replica_on_a_new_disk_has_lost_nothing() -> None:
-    async def scenario(cluster: Together) -> None:
-        await cluster.create("t", (1, 2))
-        await fill(await cluster.connect(1), "t", 5)
-        await cluster.kill(3)
-        await cluster.until(lambda: cluster.worker(1).image.workers[3].fenced)
-        await start(cluster, "t", 1, 3)
-        cluster.nodes[3].machine.lose_disk()
-        cluster.nodes[3].boot()
-        seen: list[PartitionImage] = []
+@together()
+async def test_a_compacted_topic_moves_with_its_gaps_and_markers(cluster: Together) -> None:
+    await cluster.create("t", (1, 2), **COMPACTED)
+    client = await cluster.connect(1)
+    led = cluster.replica(1, "t")
+    await fill_keys(client, "t", 30)
+    log = Transactions(led)
+    log.send(1)
+    log.send(2)
+    log.end(1, commit=False)
+    log.end(2, commit=True)
+    await fill_keys(client, "t", 90)
+    began = len(await records(client, "t"))
+    await cluster.world.sleep(60.0)
+    await cluster.until(lambda: led.high_watermark == led.log.log_end_offset)
+    before = await records(client, "t")
+    assert len(before) < began - 30
+    await move(cluster, "t", 3)
+    added = cluster.replica(3, "t")
+    assert await records(await cluster.connect(3), "t") == before
+    assert added.log.log_end_offset == led.log.log_end_offset
+    assert not added.last_stable_offset < added.high_watermark
 
-        def has_moved() -> bool:
-            seen.append(cluster.state("t", 1))
-            return seen[-1].replicas == seen[-1].isr == (1, 3)
 
-        await cluster.until(has_moved)
-        assert {state.blank for state in seen} == {()}
-        await cluster.until(lambda: cluster.nodes[3].serving)
-        check_no_ledger_entry(cluster)
-        assert cluster.replica(3, "t").log.log_end_offset == 5
+@together()
+async def test_a_new_replica_on_a_new_disk_has_lost_nothing(cluster: Together) -> None:
+    await cluster.create("t", (1, 2))
+    await fill(await cluster.connect(1), "t", 5)
+    await cluster.kill(3)
+    await cluster.until(lambda: cluster.worker(1).image.workers[3].fenced)
+    await start(cluster, "t", 1, 3)
+    cluster.nodes[3].machine.lose_disk()
+    cluster.nodes[3].boot()
+    seen: list[PartitionImage] = []
 
-    together(scenario)
+    def has_moved() -> bool:
+        seen.append(cluster.state("t", 1))
+        return seen[-1].replicas == seen[-1].isr == (1, 3)
+
+    await cluster.until(has_moved)
+    assert {state.blank for state in seen} == {()}
+    await cluster.until(lambda: cluster.nodes[3].serving)
+    check_no_ledger_entry(cluster)
+    assert cluster.replica(3, "t").log.log_end_offset == 5

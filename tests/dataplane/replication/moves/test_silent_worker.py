@@ -38,38 +38,38 @@ async def filled(cluster: Together, topic: str, replicas: tuple[int, ...]) -> No
     leader.connection.close()
 
 
-def test_other_replicas_have_the_sizes_of_a_worker_that_does_not_answer() -> None:
-    async def scenario(cluster: Together) -> None:
-        await filled(cluster, "led", (SILENT, 1))
-        await filled(cluster, "followed", (1, SILENT))
-        async with connect(f"node-1:{PORT}", timeout_s=2, runtime=cluster.runtime) as known:
-            admin = AdminClient(known)
-            before = await measured_state(admin, 0)
-            assert all(worker.answers for worker in before.workers)
-            with silent(cluster):
-                began = cluster.world.now
-                state = await measured_state(admin, 1.0)
-                assert cluster.world.now - began < 5.0  # it is asked once
-                assert [each.worker_id for each in state.workers if not each.answers] == [SILENT]
-                assert state.partitions == before.partitions
-                assert all(each.size_bytes > RECORDS * RECORD_BYTES for each in state.partitions)
-                limits = await described_limits(admin, 100_000, [SILENT])
-                plan = spread(state, ["led"], {1, 3})
-                assert estimate(state, plan, None, limits).copied_bytes > RECORDS * RECORD_BYTES
+@together()
+async def test_other_replicas_have_the_sizes_of_a_worker_that_does_not_answer(
+    cluster: Together,
+) -> None:
+    await filled(cluster, "led", (SILENT, 1))
+    await filled(cluster, "followed", (1, SILENT))
+    async with connect(f"node-1:{PORT}", timeout_s=2, runtime=cluster.runtime) as known:
+        admin = AdminClient(known)
+        before = await measured_state(admin, 0)
+        assert all(worker.answers for worker in before.workers)
+        with silent(cluster):
+            began = cluster.world.now
+            state = await measured_state(admin, 1.0)
+            assert cluster.world.now - began < 5.0  # it is asked once
+            assert [each.worker_id for each in state.workers if not each.answers] == [SILENT]
+            assert state.partitions == before.partitions
+            assert all(each.size_bytes > RECORDS * RECORD_BYTES for each in state.partitions)
+            limits = await described_limits(admin, 100_000, [SILENT])
+            plan = spread(state, ["led"], {1, 3})
+            assert estimate(state, plan, None, limits).copied_bytes > RECORDS * RECORD_BYTES
 
-    together(scenario)
 
-
-def test_a_worker_that_has_the_only_replica_and_does_not_answer_is_named() -> None:
-    async def scenario(cluster: Together) -> None:
-        await filled(cluster, "alone", (SILENT,))
-        await filled(cluster, "led", (SILENT, 1))
-        async with connect(f"node-1:{PORT}", timeout_s=2, runtime=cluster.runtime) as known:
-            with silent(cluster), pytest.raises(UnreachableError) as refused:
-                await measured_state(AdminClient(known), 0)
-        assert str(refused.value).endswith(
-            "; the plan needs the size of alone-0, which no other worker has: restart worker"
-            f" {SILENT}, or use a longer --timeout"
-        )
-
-    together(scenario)
+@together()
+async def test_a_worker_that_has_the_only_replica_and_does_not_answer_is_named(
+    cluster: Together,
+) -> None:
+    await filled(cluster, "alone", (SILENT,))
+    await filled(cluster, "led", (SILENT, 1))
+    async with connect(f"node-1:{PORT}", timeout_s=2, runtime=cluster.runtime) as known:
+        with silent(cluster), pytest.raises(UnreachableError) as refused:
+            await measured_state(AdminClient(known), 0)
+    assert str(refused.value).endswith(
+        "; the plan needs the size of alone-0, which no other worker has: restart worker"
+        f" {SILENT}, or use a longer --timeout"
+    )

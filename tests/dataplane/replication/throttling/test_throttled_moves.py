@@ -24,7 +24,7 @@ from tests.dataplane.replication.throttling.experiment import (
     Experiment,
     Moves,
 )
-from tests.dataplane.replication.together import NODES, Together, together
+from tests.dataplane.replication.together import NODES, Together, run_together, together
 
 # Two workers: the second replica of each partition.
 ONE_TO_ONE: Moves = (((1,), (1, 2)),)
@@ -47,40 +47,37 @@ SIZE_BYTES = BATCHES * BATCH_BYTES
         pytest.param(TWO_TO_ONE, ("follower", 3), 1, RATE // 5, id="two to one"),
     ],
 )
-def test_replicas_move_at_the_rate_of_the_quota_less_the_inbound_rate(
-    moves: Moves, limiting: tuple[str, int], fetched: int, inbound: int
+@together(**SMALL)
+async def test_replicas_move_at_the_rate_of_the_quota_less_the_inbound_rate(
+    cluster: Together, moves: Moves, limiting: tuple[str, int], fetched: int, inbound: int
 ) -> None:
     """`fetched`: how often the limiting side counts each record that producers write."""
-
-    async def scenario(cluster: Together) -> None:
-        experiment = Experiment(cluster, *moves)
-        await experiment.fill(BATCHES)
-        async with trio.open_nursery() as nursery:
-            if inbound:
-                nursery.start_soon(partial(experiment.produce, inbound))
-            await experiment.throttle(RATE)
-            await experiment.start()
-            began = cluster.world.now
-            await cluster.world.sleep(11)  # the first window
-            throttled, caught_up, produced = await experiment.rates(20)
-            # Late responses are made up, within the limit of the quota.
-            made_up = CREDIT_S * RATE / 20
-            assert throttled[limiting] == pytest.approx(RATE, abs=made_up)
-            assert max(throttled.values()) <= RATE + made_up
-            assert produced == pytest.approx(inbound, rel=0.01)
-            assert caught_up == pytest.approx(RATE - fetched * inbound, abs=made_up)
-            # Replicas in sync are throttled, too, but not held back (KAFKA-4313).
-            assert experiment.earlier_replicas_are_in_sync()
-            if moves is ONE_TO_TWO:  # both followers get their share of the leader's rate
-                assert throttled["follower", 2] == pytest.approx(throttled["follower", 3], rel=0.1)
-            await cluster.until(experiment.has_moved, 100)
-            took_s = cluster.world.now - began
-            nursery.cancel_scope.cancel()
-        move_time_s = PARTITIONS * SIZE_BYTES / (RATE - fetched * inbound)
-        assert took_s == pytest.approx(move_time_s, rel=0.06)
-        assert experiment.lag() == 0
-
-    together(scenario, **SMALL)
+    experiment = Experiment(cluster, *moves)
+    await experiment.fill(BATCHES)
+    async with trio.open_nursery() as nursery:
+        if inbound:
+            nursery.start_soon(partial(experiment.produce, inbound))
+        await experiment.throttle(RATE)
+        await experiment.start()
+        began = cluster.world.now
+        await cluster.world.sleep(11)  # the first window
+        throttled, caught_up, produced = await experiment.rates(20)
+        # Late responses are made up, within the limit of the quota.
+        made_up = CREDIT_S * RATE / 20
+        assert throttled[limiting] == pytest.approx(RATE, abs=made_up)
+        assert max(throttled.values()) <= RATE + made_up
+        assert produced == pytest.approx(inbound, rel=0.01)
+        assert caught_up == pytest.approx(RATE - fetched * inbound, abs=made_up)
+        # Replicas in sync are throttled, too, but not held back (KAFKA-4313).
+        assert experiment.earlier_replicas_are_in_sync()
+        if moves is ONE_TO_TWO:  # both followers get their share of the leader's rate
+            assert throttled["follower", 2] == pytest.approx(throttled["follower", 3], rel=0.1)
+        await cluster.until(experiment.has_moved, 100)
+        took_s = cluster.world.now - began
+        nursery.cancel_scope.cancel()
+    move_time_s = PARTITIONS * SIZE_BYTES / (RATE - fetched * inbound)
+    assert took_s == pytest.approx(move_time_s, rel=0.06)
+    assert experiment.lag() == 0
 
 
 @pytest.mark.slow
@@ -132,4 +129,4 @@ def test_a_plan_keeps_its_throttle_and_its_estimate(moves: Moves) -> None:
             nursery.cancel_scope.cancel()
         assert took_s == pytest.approx(expected.move_time_s, rel=0.06)
 
-    together(scenario, **SMALL)
+    run_together(scenario, **SMALL)

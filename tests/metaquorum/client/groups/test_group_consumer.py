@@ -44,7 +44,7 @@ from metaquorum.wire.messages.offset_fetch import OffsetFetchRequest
 from metaquorum.wire.messages.sync_group import SyncGroupRequest
 from metaquorum.wire.primitives.errors import ErrorCode
 from metaquorum.wire.schema.message import Message
-from tests.dataplane.serving import Simulated, simulated
+from tests.dataplane.serving import Simulated, run_simulated
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 STICKY = ("cooperative-sticky",)
@@ -361,7 +361,7 @@ def test_a_member_that_only_processes_stays_by_its_heartbeats(are_sent: bool) ->
                     await busy.poll(0.1)
                     assert calls.calls == ["assigned 0 1 2 3"]
 
-    simulated(scenario)
+    run_simulated(scenario)
 
 
 def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(group: Group) -> None:
