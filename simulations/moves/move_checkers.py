@@ -42,28 +42,45 @@ class MovesKeepCopies(WatchingChecker):
         super().__init__(cluster_state)
         self._targets: dict[Place, set[Replicas]] = {}
         self._cancels: set[Place] = set()
+        # By name and index: a request applies to the topic that has the name when it arrives.
+        self._targets_by_name: dict[tuple[str, int], set[Replicas]] = {}
+        self._cancels_by_name: set[tuple[str, int]] = set()
 
-    def asked(self, topic_id: bytes, partition: int, target: Replicas | None) -> None:
-        """Record a request before it is sent; without a target it cancels the move."""
+    def asked(
+        self, topic_id: bytes, partition: int, target: Replicas | None, name: str = ""
+    ) -> None:
+        """Record a request before it is sent; without a target it cancels the move.
+
+        `name`: that of the topic, for a request that gives no topic id.
+        """
         place = Place(topic_id, partition)
         if target is None:
             self._cancels.add(place)
         else:
             self._targets.setdefault(place, set()).add(target)
+        if name and target is None:
+            self._cancels_by_name.add((name, partition))
+        elif name and target is not None:
+            self._targets_by_name.setdefault((name, partition), set()).add(target)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
             history = self.cluster_history.history(topic_id, index)
             place = history.place
+            topic = image.topic_by_id(topic_id)
+            named = ("" if topic is None else topic.name, index)
+            may_go_back = place in self._cancels or named in self._cancels_by_name
             if was is None:
                 self._targets.setdefault(place, set()).add(now.replicas)
                 continue
             self._count(was, now)
             self._is_whole(history, was, now)
             if now.target != was.target:
-                is_cancelled = place in self._cancels and _is_back(was, now)
+                is_cancelled = may_go_back and _is_back(was, now)
                 self.compare(
-                    now.target in self._targets.get(place, ()) or is_cancelled,
+                    now.target in self._targets.get(place, ())
+                    or now.target in self._targets_by_name.get(named, ())
+                    or is_cancelled,
                     "{}: no client has asked to move {} to {}",
                     history,
                     was,
@@ -73,7 +90,7 @@ class MovesKeepCopies(WatchingChecker):
             if {*now.replicas} == {*was.replicas} and now.is_moving == was.is_moving:
                 continue
             gone = {*was.replicas} - {*now.replicas}
-            is_cancelled = place in self._cancels and _is_back(was, now)
+            is_cancelled = may_go_back and _is_back(was, now)
             self.compare(
                 not gone & {*was.isr, *was.elr} or {*now.isr} == {*now.replicas} or is_cancelled,
                 "{}: {} are removed before all of the target are in sync: {}, then {}",

@@ -129,7 +129,7 @@ class Mover(ReplicaClient):
         checker = self.cluster_state.checker(MovesKeepCopies)
         topics: dict[str, ReassignableTopic] = {}
         for one in asked:
-            checker.asked(one.topic.topic_id, one.partition, one.target)
+            checker.asked(one.topic.topic_id, one.partition, one.target, one.topic.name)
             topics.setdefault(one.topic.name, ReassignableTopic(name=one.topic.name))
             topics[one.topic.name].partitions.append(
                 ReassignablePartition(

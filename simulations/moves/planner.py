@@ -99,8 +99,9 @@ class Planner(ReplicaClient):
             for index in range(len(topic.partitions)):
                 target = draw.sample(workers, min(len(workers), draw.choice([1, 2, 3, 3])))
                 if draw.random() < 0.8:
-                    checker.asked(topic.topic_id, index, tuple(target))
-                    checker.asked(topic.topic_id, index, None)  # a cancelled plan takes it back
+                    checker.asked(topic.topic_id, index, tuple(target), topic.name)
+                    # A cancelled plan takes it back.
+                    checker.asked(topic.topic_id, index, None, topic.name)
                     rows.append(PlannedPartition(partition_index=index, replicas=target))
             if rows:
                 topics.append(PlannedTopic(name=topic.name, partitions=rows))
