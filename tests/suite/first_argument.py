@@ -21,8 +21,8 @@ def given_first(
 
     def decorate(test: Test) -> Callable[..., None]:
         @functools.wraps(test)
-        def call(**fixtures: object) -> None:
-            run(lambda first: test(first, **fixtures))
+        def call(*values: object, **fixtures: object) -> None:
+            run(lambda first: test(first, *values, **fixtures))
 
         signature = inspect.signature(test)
         left = list(signature.parameters.values())[1:]
