@@ -172,6 +172,10 @@ class LeaderState:
             follower.is_joining = False  # if it leaves again, that takes another fetch
         for replica_id in self._followers.keys() - set(replicas):
             del self._followers[replica_id]
+        if UNKNOWN < self.partition_epoch < partition_epoch - 1:
+            # In an epoch that was published together with this one, it may have joined and left.
+            for replica_id in self._followers.keys() - set(isr):
+                self._followers[replica_id].is_joining = False
         self.replicas, self.isr = tuple(replicas), tuple(isr)
         if partition_epoch > self.partition_epoch:
             self.made = self.proposed if self._is_made(partition_epoch, isr) else None

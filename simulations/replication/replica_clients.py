@@ -689,7 +689,21 @@ class ReplicaInspector(ReplicaReader):
                         self.say(f"{name}-{partition}: {error!r}")
                         if NOT_KNOWN in error.args and self.is_over(name, place):
                             break
+                        if self._cannot_commit(place):
+                            break
                         await sleep(runtime.clock, RETRY_S)
+
+    def _cannot_commit(self, place: Place) -> bool:
+        """Return whether offline replicas keep the partition below its min.insync.replicas.
+
+        Its leader then cannot commit its first offsets, and returns no log end offset (KIP-207).
+        """
+        topic = self.cluster_state.cluster_history.image.topic_by_id(place.topic_id)
+        if topic is None:
+            return False
+        state = topic.partitions[place.partition]
+        least = max(self.cluster_state.min_isrs.get(place.topic_id, {1}))
+        return bool(state.offline) and len({*state.replicas}.difference(state.offline)) < least
 
     async def _read(self, runtime: Runtime, name: str, place: Place) -> list[tuple[int, bytes]]:
         leader = await self.leader(runtime, name, place)

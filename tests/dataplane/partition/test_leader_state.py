@@ -186,6 +186,17 @@ def test_who_is_removed_soon_after_it_joined_needs_another_fetch() -> None:
     assert leadership.propose(4, 10, 22.0, anybody) is not None
 
 
+def test_who_joined_and_was_removed_in_one_publication_needs_another_fetch() -> None:
+    """The leader sees the second of the two epochs alone."""
+    leadership = left_alone()
+    fetch(leadership, 2, 4, 10, 20.0, high=4)
+    assert leadership.propose(4, 10, 20.0, anybody) is not None
+    assert leadership.assign((1, 2, 3), (1,), 10, 21.0)
+    assert leadership.propose(4, 10, 21.0, anybody) is None
+    fetch(leadership, 2, 4, 10, 22.0, high=4)
+    assert leadership.propose(4, 10, 22.0, anybody) is not None
+
+
 def test_a_replica_that_may_not_join_does_not_hold_the_high_watermark() -> None:
     leadership = led(isr=(1,))
     fetch(leadership, 2, 10, 10, 1.0)
